@@ -1,12 +1,11 @@
-//! What a key that an endpoint or a region names has to be.
+//! Checks of the keys that endpoints and regions name.
 
 use barewire_dataplane::seal::PreSharedKey;
 
 use crate::errno::{Error, Result};
 use crate::inner::{Core, DomainRef};
 
-/// Whether these bytes are a key of the domain: the one that it was opened with, or one of its
-/// list.
+/// Whether these bytes are a key of the domain: that of its attributes, or one of its list.
 ///
 /// # Errors
 /// [`Error::OpBadState`] as for every call.
@@ -16,7 +15,7 @@ pub(crate) fn is_auth_key(dom: &DomainRef, key: &[u8]) -> Result<bool> {
     Ok(core.auth_keys.opened_with(&key) || core.node().openings.lists_key(&key))
 }
 
-/// Refuses the key that an endpoint names, if it is not that of its domain.
+/// Refuses an endpoint's key that is not a key of its domain.
 ///
 /// # Errors
 /// [`Error::Invalid`].
@@ -33,7 +32,7 @@ pub(crate) fn check_endpoint(dom: &DomainRef, key: &[u8]) -> Result<()> {
     Err(Error::Invalid("auth_key of the endpoint: not the domain's"))
 }
 
-/// Refuses what knows no keys of address vectors.
+/// Refuses a call that is not supported with keys of address vectors.
 ///
 /// # Errors
 /// [`Error::OpNotSupp`].

@@ -1,5 +1,4 @@
-//! Address vectors: from addresses that travel between processes to the numbers that data calls
-//! take.
+//! Address vectors (fi_av(3)): map addresses of endpoints to the `fi_addr_t` that data calls take.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -17,16 +16,16 @@ use crate::inner::{Core, DomainRef};
 use crate::key;
 use crate::names::{AddrRole, Names};
 
-/// `FI_ADDR_NOTAVAIL`: an address that could not be inserted, or a sender that is not known.
+/// `FI_ADDR_NOTAVAIL`: an address that was not inserted, or an unknown sender.
 pub const FI_ADDR_NOTAVAIL: FiAddr = FI_ADDR_UNSPEC;
 
-/// What an address vector is made with (`struct fi_av_attr`).
+/// Attributes of an address vector (`struct fi_av_attr`).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AvAttr {
     /// The kind.
     pub av_type: AvType,
-    /// Addresses expected; 0 if not known. The domain makes room for as many peers; it makes more
-    /// when more are inserted, up to [`Settings::peer_max`](crate::settings::Settings::peer_max).
+    /// Addresses expected; 0 if not known. The domain makes room for as many peers. The room grows
+    /// with further insertions up to [`Settings::peer_max`](crate::settings::Settings::peer_max).
     pub count: usize,
     /// Bits of an `fi_addr_t`, 0 to 16, that name a receive context of a scalable endpoint (see
     /// [`rx_addr`]).
@@ -36,8 +35,8 @@ pub struct AvAttr {
     /// A name, to share the vector with other processes (`FI_SHARED_AV`): refused with
     /// `FI_ENOSYS`.
     pub name: Option<&'static str>,
-    /// `FI_AV_USER_ID`: completions call senders by what [`Av::set_user_id`] says, and one of whom
-    /// it says nothing [`FI_ADDR_NOTAVAIL`].
+    /// `FI_AV_USER_ID`: completions report senders by their user id ([`Av::set_user_id`]), and a
+    /// sender without one as [`FI_ADDR_NOTAVAIL`].
     pub user_id: bool,
 }
 
@@ -65,12 +64,12 @@ impl Av {
         Ok(av)
     }
 
-    /// Inserts `addrs` and stores their indexes in `fi_addrs`, which is as long, or empty if the
-    /// indexes are not wanted. Returns how many were inserted; a failed slot holds
-    /// [`FI_ADDR_NOTAVAIL`].
+    /// Inserts `addrs` and stores their indexes in `fi_addrs`, which has the same length, or is
+    /// empty if the indexes are not needed. Returns the number of inserted addresses. A failed slot
+    /// holds [`FI_ADDR_NOTAVAIL`].
     ///
-    /// An index whose address was removed is used again. The same address twice gives the same or
-    /// another index, and both work.
+    /// The index of a removed address is reused. An address that is inserted twice may get the same
+    /// index or two; both are valid.
     ///
     /// # Errors
     /// [`Error::Invalid`]: `fi_addrs` has another length. Nothing was inserted.
@@ -82,12 +81,12 @@ impl Av {
         self.insert_each(each, addrs.len(), (fi_addrs, None), None)
     }
 
-    /// As [`insert_bytes`](Self::insert_bytes), each address under the key whose handle stands at
-    /// its place of `fi_addrs` ([`insert_auth_key`](Self::insert_auth_key)): sessions with it are
-    /// under that key, and the same address under two keys has two indexes.
+    /// As [`insert_bytes`](Self::insert_bytes), each address under the key whose handle is in its
+    /// slot of `fi_addrs` ([`insert_auth_key`](Self::insert_auth_key)). Sessions with the address
+    /// use that key. The same address under two keys has two indexes.
     ///
     /// # Errors
-    /// As there. What stands at a place that is no handle fails in its place.
+    /// As there. A slot without a valid handle fails like an invalid address.
     #[doc(alias = "FI_AUTH_KEY")]
     pub fn insert_under(
         &self,
@@ -105,17 +104,18 @@ impl Av {
         self.insert_each(each, addrs.len(), (fi_addrs, None), errors)
     }
 
-    /// Whether an endpoint is bound to it.
+    /// Whether an endpoint is bound to the vector.
     pub(crate) fn is_bound(&self) -> bool {
         Arc::strong_count(&self.0) > 1
     }
 
-    /// As [`insert`](Self::insert), from 16-byte native addresses back to back, and with the
-    /// reason of every failure in `errors` (`FI_SYNC_ERR`) if that is given: as long, 0 for
+    /// As [`insert`](Self::insert), from 16-byte native addresses back to back, and stores the
+    /// error code of each address in `errors` (`FI_SYNC_ERR`), if given: same length, 0 for
     /// success.
     ///
     /// # Errors
-    /// As [`insert`](Self::insert); also if `addrs` is no multiple of 16 bytes.
+    /// As [`insert`](Self::insert); also [`Error::Invalid`] if the length of `addrs` is no multiple
+    /// of 16.
     pub fn insert_bytes(
         &self,
         addrs: &[u8],
@@ -127,12 +127,12 @@ impl Av {
         self.insert_each(each, addrs.len(), (fi_addrs, None), errors)
     }
 
-    /// As [`insert_bytes`](Self::insert_bytes); completions call each of the senders by the number
-    /// that stands at its place of `fi_addrs` when this is called (`FI_AV_USER_ID` with an
-    /// insertion), until it is removed.
+    /// As [`insert_bytes`](Self::insert_bytes) with user ids (`FI_AV_USER_ID` in the flags of an
+    /// insertion): completions report each sender by the number that its slot of `fi_addrs` holds
+    /// at the call, until the address is removed.
     ///
     /// # Errors
-    /// As there; also [`Error::Invalid`]: no places, or the vector was opened with
+    /// As there; also [`Error::Invalid`]: `fi_addrs` is empty, or the vector was opened with
     /// [`AvAttr::user_id`].
     pub fn insert_named(
         &self,
@@ -146,7 +146,7 @@ impl Av {
         self.insert_each(each, addrs.len(), (fi_addrs, Some(&user_ids)), errors)
     }
 
-    /// The names that were passed for `count` addresses.
+    /// The user ids that were passed for `count` addresses.
     fn user_ids_of(&self, passed: &[FiAddr], count: usize) -> Result<Vec<FiAddr>> {
         if passed.len() != count {
             return Err(Error::Invalid("fi_addr: not as many names as addresses"));
@@ -185,10 +185,14 @@ impl Av {
             }
             refused = refused.or(at.err().map(|e| (i, e)));
         }
-        // A restarted peer's new address ends what was under way to it before.
+        // The new address of a restarted peer ends operations to its old incarnation.
         core.posted(&self.0.dom);
         if let Some((first, why)) = refused {
-            tell_refused(core.node().settings().peer_limit, [count - inserted, count, first], why);
+            warn_not_inserted(
+                core.node().settings().peer_limit,
+                [count - inserted, count, first],
+                why,
+            );
         }
         Ok(inserted)
     }
@@ -197,8 +201,8 @@ impl Av {
     /// index.
     ///
     /// # Errors
-    /// [`Error::NoData`]: they name nobody, and the log says who was asked. [`Error::NoMem`]: the
-    /// table is full.
+    /// [`Error::NoData`]: no such host or service was found; the log has the reason.
+    /// [`Error::NoMem`]: the table is full.
     #[doc(alias = "fi_av_insertsvc")]
     pub fn insertsvc(&self, node: &str, service: &str) -> Result<FiAddr> {
         let [node, service] = [node, service].map(|text| Some(text).filter(|t| !t.is_empty()));
@@ -208,15 +212,15 @@ impl Av {
         let mut core = self.0.dom.enter_control()?;
         let at = core.engine.av_insert(self.0.id, addr);
         core.posted(&self.0.dom);
-        at.inspect_err(|&why| tell_refused(core.node().settings().peer_limit, [1, 1, 0], why))
+        at.inspect_err(|&why| warn_not_inserted(core.node().settings().peer_limit, [1, 1, 0], why))
     }
 
-    /// Inserts `node_count` times `service_count` addresses, host by host: `node` and those that
-    /// follow it by number (a MAC, an IPv4 address, or the last digits of a name), each with
-    /// `service` and those that follow it. Returns how many were inserted.
+    /// Inserts `node_count` times `service_count` addresses, host by host: `node` and its
+    /// successors by number (of a MAC, an IP address, or the last digits of a name), each with
+    /// `service` and its successors. Returns the number of inserted addresses.
     ///
     /// # Errors
-    /// [`Error::NoData`]: one of them is nobody's, and the log says which. [`Error::Invalid`]:
+    /// [`Error::NoData`]: a host or service was not found; the log names it. [`Error::Invalid`]:
     /// `fi_addrs` has another length. Nothing was inserted.
     #[doc(alias = "fi_av_insertsym")]
     pub fn insertsym(
@@ -232,12 +236,12 @@ impl Av {
         self.insert_each(each, all.len(), (fi_addrs, None), None)
     }
 
-    /// As [`insertsym`](Self::insertsym), and if `named` with the names of
-    /// [`insert_named`](Self::insert_named). `errors` is as there.
+    /// As [`insertsym`](Self::insertsym), with `errors` and, if `named`, with user ids as
+    /// [`insert_named`](Self::insert_named) takes them.
     ///
     /// # Errors
-    /// As of both.
-    pub fn insertsym_told(
+    /// As for both.
+    pub fn insertsym_errors(
         &self,
         node: (&str, usize),
         service: (&str, usize),
@@ -264,21 +268,22 @@ impl Av {
         Ok(self.names().symmetric(node, service, node_count, service_count, resolver)?)
     }
 
-    /// The addresses of services at hosts, as [`insertsvc`](Self::insertsvc) finds them; those that
-    /// have to be asked for are asked for at once, so that all of it takes no longer than one.
+    /// The addresses of services at hosts, as [`insertsvc`](Self::insertsvc) finds them. Queries
+    /// are sent at once, so all of them take no longer than one.
     pub fn find_hosts(&self, hosts: &[(IpAddr, u16)]) -> Vec<Result<EpAddr>> {
         self.0.dom.find_hosts(hosts)
     }
 
-    /// What host and service mean on the domain's port.
+    /// How the domain's port resolves host and service.
     fn names(&self) -> Names {
         Names::of(&self.0.dom.caps.name)
     }
 
-    /// Removes addresses. Operations in flight to them go on.
+    /// Removes addresses. Operations in flight to them continue.
     ///
     /// # Errors
-    /// [`Error::Invalid`]: one is not set. Those before it are removed, those after it are not.
+    /// [`Error::Invalid`]: an index has no address. The indexes before it are removed, those after
+    /// it are not.
     #[doc(alias = "fi_av_remove")]
     pub fn remove(&self, fi_addrs: &[FiAddr]) -> Result<()> {
         let mut core = self.0.dom.enter_control()?;
@@ -288,19 +293,19 @@ impl Av {
     /// The address behind an index.
     ///
     /// # Errors
-    /// [`Error::Invalid`]: the index is not set.
+    /// [`Error::Invalid`]: the index has no address.
     #[doc(alias = "fi_av_lookup")]
     pub fn lookup(&self, fi_addr: FiAddr) -> Result<EpAddr> {
         self.0.dom.enter_control()?.node().av_lookup(self.0.id, fi_addr)
     }
 
-    /// Lets completions call the sender behind `fi_addr` by `user_id`, any number, until the
-    /// address is removed. Data calls take `fi_addr` as before. Of an endpoint that was inserted
-    /// several times the newest address counts.
+    /// Sets the user id by which completions report the sender `fi_addr`: any number, until the
+    /// address is removed. Data calls still take `fi_addr`. If an endpoint was inserted several
+    /// times, its newest index counts.
     ///
     /// # Errors
-    /// And nothing changed: [`Error::Invalid`]: the index is not set, or the vector was opened
-    /// without [`AvAttr::user_id`].
+    /// [`Error::Invalid`]: the index has no address, or the vector was opened without
+    /// [`AvAttr::user_id`]. Nothing changed.
     ///
     /// Source: fi_av(3), "fi_av_set_user_id".
     #[doc(alias = "fi_av_set_user_id")]
@@ -310,11 +315,11 @@ impl Av {
         core.node().objects().av_set_user_id(self.0.id, fi_addr, user_id)
     }
 
-    /// As [`set_user_id`](Self::set_user_id), of the handle of a key, as which `FI_EADDRNOTAVAIL`
-    /// tells a stranger's message.
+    /// As [`set_user_id`](Self::set_user_id), for the handle of a key: an `FI_EADDRNOTAVAIL` entry
+    /// reports an unknown sender by it.
     ///
     /// # Errors
-    /// As there; also [`Error::Invalid`]: not the handle of a key of the domain.
+    /// As there; also [`Error::Invalid`]: `handle` is not the handle of a key of the domain.
     pub fn set_key_user_id(&self, handle: FiAddr, user_id: FiAddr) -> Result<()> {
         let tenant = tenant_of(handle)?;
         let mut core = self.0.dom.enter_control()?;
@@ -323,7 +328,7 @@ impl Av {
         core.node().avs.set_tenant_user_id(self.0.id, tenant, user_id)
     }
 
-    /// An address in text, as [`resolve`] and `FI_ADDR_STR` take it.
+    /// The text form of an address, as [`resolve`] and `FI_ADDR_STR` take it.
     #[doc(alias = "fi_av_straddr")]
     pub fn straddr(&self, addr: &EpAddr) -> String {
         addr.to_string()
@@ -332,7 +337,7 @@ impl Av {
     /// Closes the vector.
     ///
     /// # Errors
-    /// [`Error::Busy`], and the vector again: an endpoint is bound to it.
+    /// [`Error::Busy`]: an endpoint is bound to the vector, which is given back.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> std::result::Result<(), (Error, Self)> {
         if self.is_bound() { Err((Error::Busy, self)) } else { Ok(()) }
@@ -340,22 +345,22 @@ impl Av {
 }
 
 impl Av {
-    /// Adds a key, 16 to 1,024 random bytes, and returns its handle, an `fi_addr_t` that stands for
-    /// whoever has it: [`insert_under`](Self::insert_under) and receives with
-    /// [`OpFlags::AUTH_KEY`](crate::flags::OpFlags::AUTH_KEY) take it. From now on who has the key
-    /// can open sessions with any endpoint of the domain. The same bytes give the same handle, in
-    /// every vector of the domain. The bytes are copied, and overwritten when the domain closes.
+    /// Adds a key of 16 to 1,024 random bytes and returns its handle, an `fi_addr_t` that stands
+    /// for all peers with the key: [`insert_under`](Self::insert_under) and receives with
+    /// [`OpFlags::AUTH_KEY`](crate::flags::OpFlags::AUTH_KEY) take it. From now on a peer with the
+    /// key can open sessions with any endpoint of the domain. The same bytes give the same handle,
+    /// in every vector of the domain. The bytes are copied, and overwritten when the domain closes.
     ///
     /// # Errors
-    /// And nothing was added:
-    /// - [`Error::Invalid`]: too few bytes, or too many.
+    /// Nothing was added:
+    /// - [`Error::Invalid`]: the key is too short or too long.
     /// - [`Error::OpNotSupp`]: the domain was not opened with `av_auth_key`.
-    /// - [`Error::NoMem`]: the domain has 4 keys, or had 255.
+    /// - [`Error::NoMem`]: the domain has 4 keys, or has had 255 keys since it was opened.
     ///
     /// Source: fi_av(3), "fi_av_insert_auth_key".
     #[doc(alias = "fi_av_insert_auth_key")]
     pub fn insert_auth_key(&self, key: &[u8]) -> Result<FiAddr> {
-        let made = key::given(&[key], self.0.dom.settings.seal)?;
+        let made = key::keys_from_bytes(&[key], self.0.dom.settings.seal)?;
         let mut core = self.0.dom.enter_control()?;
         let mut tenant = Err(Error::NoMem);
         for key in made {
@@ -366,10 +371,10 @@ impl Av {
         Ok(tenant.handle())
     }
 
-    /// The key behind its handle, or the one that an address was inserted under.
+    /// The key of a handle, or the key that an address was inserted under.
     ///
     /// # Errors
-    /// [`Error::Invalid`]: neither.
+    /// [`Error::Invalid`]: `fi_addr` is neither.
     #[doc(alias = "fi_av_lookup_auth_key")]
     pub fn lookup_auth_key(&self, fi_addr: FiAddr) -> Result<AuthKey> {
         let mut core = self.0.dom.enter_control()?;
@@ -381,13 +386,12 @@ impl Av {
     }
 
     /// Removes the keys of these handles from the vector, as closing it does. A key that is in no
-    /// other vector of the domain is overwritten, and its sessions end. Handles are given out to no
-    /// other keys.
+    /// other vector of the domain is overwritten, and its sessions end. Handles are not reused.
     ///
     /// # Errors
-    /// From the first that stays: [`Error::Invalid`]: not the handle of a key of the vector.
-    /// [`Error::Busy`]: an endpoint is bound to the vector; or it is the last that has the key, and
-    /// a receive, or an address that was not removed, names it.
+    /// The error of the first handle that was not removed. [`Error::Invalid`]: it is not the handle
+    /// of a key of the vector. [`Error::Busy`]: an endpoint is bound to the vector; or the vector
+    /// is the last with the key, and a receive, or an address that was not removed, uses the key.
     pub fn remove_auth_keys(&self, handles: &[FiAddr]) -> Result<()> {
         let mut core = self.0.dom.enter_control()?;
         for &handle in handles {
@@ -401,7 +405,7 @@ impl Av {
     }
 }
 
-/// Native addresses that stand back to back.
+/// Native addresses, back to back.
 fn native(addrs: &[u8]) -> Result<&[[u8; EpAddr::LEN]]> {
     match addrs.as_chunks() {
         (addrs, []) => Ok(addrs),
@@ -416,10 +420,10 @@ fn check_by_user_id(core: &mut Core, av: AvId) -> Result<()> {
     }
 }
 
-/// Removes the key of a tenant from a vector, and from the domain if no other has it.
+/// Removes the key of a tenant from a vector, and from the domain if no other vector has it.
 fn drop_key(core: &mut Core, tenant: Tenant, av: AvId) -> Result<()> {
     let key = core.auth_keys.of_tenant(tenant)?.clone();
-    if core.auth_keys.leave(tenant, av)? {
+    if core.auth_keys.remove_from_av(tenant, av)? {
         if let Err(e) = core.node().sessions().remove_tenant(Engine::now(), tenant) {
             core.auth_keys.add(tenant, &key, av);
             return Err(e);
@@ -429,9 +433,9 @@ fn drop_key(core: &mut Core, tenant: Tenant, av: AvId) -> Result<()> {
     Ok(())
 }
 
-/// Says why `missing` of `count` addresses were not inserted, the `first` of them among others, and
-/// what helps.
-fn tell_refused(peer_limit: usize, [missing, count, first]: [usize; 3], why: Error) {
+/// Warns that `missing` of `count` addresses were not inserted, with the index of the first, the
+/// reason and the remedy.
+fn warn_not_inserted(peer_limit: usize, [missing, count, first]: [usize; 3], why: Error) {
     let mend = match why {
         Error::NoMem => match peer_limit {
             Node::PEER_MAX => "the fabric has no more, or memory has not".to_owned(),
@@ -459,9 +463,9 @@ impl Drop for AvInner {
     }
 }
 
-/// Names receive context `rx_index` of the scalable endpoint behind `fi_addr`, in a vector that was
-/// made with as many [`AvAttr::rx_ctx_bits`]. Data calls take it as a destination; as the source of
-/// a receive it is the scalable endpoint.
+/// The address of receive context `rx_index` of the scalable endpoint `fi_addr`, in a vector opened
+/// with the same [`AvAttr::rx_ctx_bits`]. Data calls take it as a destination; as the source of a
+/// receive it stands for the scalable endpoint.
 #[doc(alias = "fi_rx_addr")]
 pub const fn rx_addr(fi_addr: FiAddr, rx_index: usize, rx_ctx_bits: u32) -> FiAddr {
     match rx_ctx_bits {

@@ -464,7 +464,7 @@ const NO_OP: u32 = u32::MAX;
 
 /// An operation that ended or a message that arrived, for the application.
 #[derive(Debug)]
-pub(crate) struct Ended {
+pub(crate) struct OpEnd {
     pub(crate) context: u64,
     pub(crate) bufs: Bufs,
     pub(crate) piece: Option<Piece>,
@@ -632,9 +632,9 @@ impl OpTable {
 
     /// Translates a completion of the node and, if it ends its operation, takes the buffers out of
     /// the slot.
-    pub(crate) fn complete(&mut self, cqe: &Cqe, failed: Option<Error>) -> Ended {
+    pub(crate) fn complete(&mut self, cqe: &Cqe, failed: Option<Error>) -> OpEnd {
         let mut ended =
-            Ended { context: cqe.op_context, bufs: Bufs::None, piece: None, silent: false };
+            OpEnd { context: cqe.op_context, bufs: Bufs::None, piece: None, silent: false };
         let Some(idx) = self.find_for(cqe) else { return ended };
         let op = &mut self.ops[idx];
         ended.context = op.context;

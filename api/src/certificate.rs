@@ -1,5 +1,5 @@
-//! Where a domain's certificate comes from: PEM files, which are read again when they change, so
-//! that a short-lived certificate is renewed under a running job.
+//! The certificate of a domain: PEM files, which are read again when they change, so that a
+//! short-lived certificate can be renewed under a running job.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,34 +11,35 @@ use barewire_driver::port::PortCaps;
 
 use crate::errno::{Error, OpenError};
 use crate::file_watch::{Source, Tracked};
-use crate::key_file::{Kind, open};
+use crate::key_file::{FileKind, open};
 
-/// The private key: nobody but its owner may read it.
-const KEY: Kind = Kind { what: "private key", not: 0o077, most: 64 << 10 };
+/// The private key file: only its owner may read it.
+const KEY: FileKind = FileKind { what: "private key", not: 0o077, most: 64 << 10 };
 
-/// The certificate: nobody but its owner may change it.
-const CERT: Kind = Kind { what: "certificate", not: 0o022, most: 64 << 10 };
+/// The certificate file: only its owner may change it.
+const CERT: FileKind = FileKind { what: "certificate", not: 0o022, most: 64 << 10 };
 
-/// The roots, likewise.
-const ROOTS: Kind = Kind { what: "roots", not: 0o022, most: 1 << 20 };
+/// The file of the roots: only its owner may change it.
+const ROOTS: FileKind = FileKind { what: "roots", not: 0o022, most: 1 << 20 };
 
-/// The PEM files of a domain that is known by a certificate, and whom it talks to.
+/// The PEM files of a domain with a certificate, and the peers that it accepts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CertFiles {
-    /// The certificate, then intermediates; at most 4 in all.
+    /// The certificate, followed by intermediates; at most 4 in all.
     pub cert: PathBuf,
     /// Its private key: ECDSA P-256 or P-384, Ed25519 or RSA. Only its owner may read it.
     pub key: PathBuf,
-    /// The roots that certificates of peers lead to.
+    /// The roots of accepted certificate chains of peers.
     pub roots: PathBuf,
-    /// Whom the domain talks to: SPIFFE IDs (`spiffe://domain/path`, `spiffe://domain/path/*`) and
-    /// DNS names (`host`, `*.domain`). Empty: all of its own trust domain, or of the roots if its
-    /// name is not a SPIFFE ID.
+    /// Names of accepted peers: SPIFFE IDs (`spiffe://domain/path`, `spiffe://domain/path/*`) and
+    /// DNS names (`host`, `*.domain`). Empty: all names of the own trust domain, or all
+    /// certificates of the roots if the own name is not a SPIFFE ID.
     pub peer_ids: Vec<String>,
 }
 
 impl CertFiles {
-    /// A certificate, its key and roots, for a domain that talks to all of its own trust domain.
+    /// A certificate, its key and roots, for a domain that accepts all peers of its own trust
+    /// domain.
     pub fn new(
         cert: impl Into<PathBuf>,
         key: impl Into<PathBuf>,
@@ -48,7 +49,7 @@ impl CertFiles {
         Self { cert, key, roots, peer_ids: Vec::new() }
     }
 
-    /// The same for a domain that talks to these alone.
+    /// The same files, for a domain that accepts only these peers.
     #[must_use]
     pub fn with_peers<T: Into<String>>(mut self, ids: impl IntoIterator<Item = T>) -> Self {
         self.peer_ids = ids.into_iter().map(Into::into).collect();
@@ -56,34 +57,33 @@ impl CertFiles {
     }
 }
 
-/// What a domain would have of its files, for who says whether it would take them.
+/// Properties of a domain's certificate files, for programs that check them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CertFacts {
-    /// Whom the certificate names.
+    /// The name in the certificate.
     pub name: String,
-    /// First and last second at which it, and all that it leads to a root by, are valid, since
-    /// 1970.
+    /// First and last second at which its whole chain is valid, since 1970.
     pub valid: [u64; 2],
-    /// Bytes of the frame that a session begins with, Ethernet header included. A port with shorter
-    /// frames does not open with it.
+    /// Bytes of the first frame of a session, Ethernet header included. A domain does not open with
+    /// the certificate on a port with shorter frames.
     pub frame_len: usize,
 }
 
 /// Reads the files as a domain does.
 ///
 /// # Errors
-/// A domain would not take them; the line says which, and what would mend it.
+/// A domain would not open with the files; the line has the reason and the remedy.
 pub fn cert_facts(files: &CertFiles) -> Result<CertFacts, OpenError> {
     let (own, _) = CertSource::open(files)?;
     let (name, frame_len) = (own.identity().to_string(), Keyring::open_len_with(&own));
     Ok(CertFacts { name, valid: own.valid(), frame_len })
 }
 
-/// Whether a certificate whose sessions begin with a frame of `len` bytes, Ethernet header included
-/// ([`CertFacts::frame_len`]), fits a port.
+/// Checks that a frame of `len` bytes, Ethernet header included ([`CertFacts::frame_len`]), fits
+/// the port.
 ///
 /// # Errors
-/// It does not; the line says what would mend it.
+/// It does not fit; the line has the remedy.
 pub fn check_fit(len: usize, port: &PortCaps) -> Result<(), OpenError> {
     let (name, most) = (&port.name, port.mtu + ETH_HDR_LEN);
     if port.lossless || len <= most {
@@ -97,22 +97,22 @@ pub fn check_fit(len: usize, port: &PortCaps) -> Result<(), OpenError> {
     Err(OpenError::new(Error::Invalid("the certificates fit no frame"), line))
 }
 
-/// Files that hold a certificate, which are looked at.
+/// The files of a certificate, which are watched for changes.
 #[derive(Clone, Debug)]
 pub(crate) struct CertSource {
-    files: Tracked<Papers>,
-    /// Last second of the one that was read last.
+    files: Tracked<PemFiles>,
+    /// Last second of validity of the current certificate.
     not_after: u64,
-    /// The log was told that it has expired.
-    told: bool,
+    /// The expiry was logged.
+    expiry_logged: bool,
 }
 
 impl CertSource {
     /// Reads the files for the first time.
     ///
     /// # Errors
-    /// One is not named or cannot be used, they do not belong together, or peers would refuse the
-    /// certificate.
+    /// A file is not named or cannot be used, the files do not belong together, or peers would
+    /// refuse the certificate.
     pub(crate) fn open(files: &CertFiles) -> Result<(Arc<Credentials>, Self), OpenError> {
         let named = [
             (&files.cert, "BAREWIRE_CERT_FILE"),
@@ -134,44 +134,44 @@ impl CertSource {
             })
         };
         let peers: Result<Vec<_>, _> = files.peer_ids.iter().map(peer).collect();
-        // The program may go to another directory meanwhile.
+        // Absolute paths, since the program may change its directory.
         let paths = named.map(|(path, _)| std::path::absolute(path).unwrap_or(path.clone()));
-        let (own, files) = Tracked::open(Papers { paths, peers: peers?, port: None })?;
+        let (own, files) = Tracked::open(PemFiles { paths, peers: peers?, port: None })?;
         let not_after = own.valid()[1];
-        Ok((own, Self { files, not_after, told: false }))
+        Ok((own, Self { files, not_after, expiry_logged: false }))
     }
 
-    /// Takes no certificate from now on that does not fit this port.
-    pub(crate) fn is_for(&mut self, port: &PortCaps) {
+    /// Sets the port. Later certificates that do not fit its frames are refused.
+    pub(crate) fn set_port(&mut self, port: &PortCaps) {
         self.files.source.port = Some(port.clone());
     }
 
-    /// As [`Tracked::look`]. The log is told once of a certificate that has expired.
-    pub(crate) fn look(&mut self) -> Option<Arc<Credentials>> {
-        if !self.told && now() > self.not_after {
-            self.told = true;
+    /// As [`Tracked::poll`]. Logs once that the certificate has expired.
+    pub(crate) fn poll(&mut self) -> Option<Arc<Credentials>> {
+        if !self.expiry_logged && now() > self.not_after {
+            self.expiry_logged = true;
             let path = self.files.source.paths[0].display();
             tracing::warn!("certificate {path}: it has expired, and peers refuse it; renew it");
         }
-        let read = self.files.look()?;
-        (self.not_after, self.told) = (read.valid()[1], false);
+        let read = self.files.poll()?;
+        (self.not_after, self.expiry_logged) = (read.valid()[1], false);
         Some(read)
     }
 }
 
-/// The files, and whom the domain talks to.
+/// The PEM files, and the accepted peers.
 #[derive(Clone, Debug)]
-struct Papers {
+struct PemFiles {
     /// Certificate, key and roots.
     paths: [PathBuf; 3],
     peers: Vec<PeerId>,
-    /// Where what they hold has to fit, once that is known.
+    /// The port whose frames the certificate has to fit, once it is known.
     port: Option<PortCaps>,
 }
 
-impl Source for Papers {
-    type Held = Arc<Credentials>;
-    const STAYS: &str = "the certificate stays as it is";
+impl Source for PemFiles {
+    type Content = Arc<Credentials>;
+    const UNCHANGED: &str = "the certificate stays as it is";
 
     fn paths(&self) -> &[PathBuf] {
         &self.paths
@@ -184,7 +184,7 @@ impl Source for Papers {
         let trusted = ROOTS.read(roots, open(roots))?;
         let clock: WallClock = Arc::new(now);
         let made = Credentials::from_pem(&chain, &secret, &trusted, self.peers.clone(), clock);
-        let made = made.map_err(|why| self.told_of(&why))?;
+        let made = made.map_err(|why| self.open_error(&why))?;
         if let Some(port) = &self.port {
             check_fit(Keyring::open_len_with(&made), port)?;
         }
@@ -192,8 +192,8 @@ impl Source for Papers {
     }
 }
 
-impl Papers {
-    fn told_of(&self, why: &BadCredentials) -> OpenError {
+impl PemFiles {
+    fn open_error(&self, why: &BadCredentials) -> OpenError {
         let [cert, key, roots] = self.paths.each_ref().map(|path| path.display());
         let mend = match why {
             BadCredentials::Expired => "renew it, unless the clock is wrong: date shows it",
@@ -287,7 +287,7 @@ mod tests {
     fn refused(files: &Files, way: &str) -> [&'static str; 2] {
         let (mut params, other) = (leaf(), root("other"));
         let mut by = &files.root;
-        let told = match way {
+        let expiry_logged = match way {
             "no clientAuth" => {
                 params.extended_key_usages = vec![ServerAuth];
                 ["says what it may be used for", "extendedKeyUsage=clientAuth,serverAuth"]
@@ -320,7 +320,7 @@ mod tests {
         if way == "another key" {
             files.put("key", &KeyPair::generate().unwrap().serialize_pem(), 0o600);
         }
-        told
+        expiry_logged
     }
 
     const WAYS: [&str; 7] = [
@@ -369,24 +369,24 @@ mod tests {
         let files = Files::new();
         files.issue(&leaf(), &files.root);
         let (own, mut source) = CertSource::open(&files.named()).unwrap();
-        source.is_for(&port(1500));
-        assert!(source.look().is_none());
+        source.set_port(&port(1500));
+        assert!(source.poll().is_none());
         for way in WAYS {
             refused(&files, way);
             for _ in 0..3 {
-                assert!(source.look().is_none() && source.files.is_bad(), "{way}");
+                assert!(source.poll().is_none() && source.files.is_bad(), "{way}");
             }
             files.issue(&leaf(), &files.root);
-            let renewed = source.look().unwrap_or_else(|| panic!("after {way}"));
+            let renewed = source.poll().unwrap_or_else(|| panic!("after {way}"));
             assert_eq!(renewed.identity(), own.identity());
         }
         let mut long = leaf();
         let text = "x".repeat(1300).as_str().try_into().unwrap();
         long.subject_alt_names.push(SanType::DnsName(text));
         files.issue(&long, &files.root);
-        assert!(source.look().is_none() && source.files.is_bad());
-        source.is_for(&port(9000));
-        assert!(source.look().is_some(), "a port that it fits");
+        assert!(source.poll().is_none() && source.files.is_bad());
+        source.set_port(&port(9000));
+        assert!(source.poll().is_some(), "a port that it fits");
         assert_eq!(source.not_after, own.valid()[1]);
     }
 }

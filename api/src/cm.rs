@@ -40,7 +40,7 @@ use crate::eq::{Eq, EqInner};
 use crate::errno::{Error, OpenError, Result};
 use crate::fabric::{AddrInUsePolicy, Fabric, open_port};
 pub use crate::info::ConnRequest;
-use crate::info::{EpType, Info, Refuses, check_limits};
+use crate::info::{EpType, Info, Rejecter, check_limits};
 use crate::inner::{Core, Shared};
 use crate::names::ServiceClaim;
 use crate::settings::{Settings, Threading};
@@ -60,7 +60,7 @@ fn open(core: &mut Core, shared: &Shared, number: Option<u16>) -> Result<()> {
     let cm = Cm::open(&mut io, object, shared.settings.t_dead, number)?;
     core.cm = Some(Box::new(cm));
     // The connection side is polled as long as the domain is open.
-    core.watch.attend();
+    core.watch.add_watcher();
     Ok(())
 }
 
@@ -94,7 +94,7 @@ impl EpCommon {
     /// Source: fi_cm(3), "fi_connect".
     #[doc(alias = "fi_connect")]
     pub fn connect(&self, to: EpAddr, data: &[u8]) -> Result<()> {
-        self.converse(Kind::Request, (0, false, to, to), data)
+        self.start_connection(Kind::Request, (0, false, to, to), data)
     }
 
     /// Accepts the request that the endpoint was opened with ([`Info::handle`]) and gives the peer
@@ -108,7 +108,8 @@ impl EpCommon {
     pub fn accept(&self, data: &[u8]) -> Result<()> {
         let request = self.connected()?.request.as_ref().ok_or(Error::OpBadState)?;
         let ConnRequest { number, answers, side, ep, .. } = *request;
-        request.answer_by(|| self.converse(Kind::Accept, (number, answers, side, ep), data))
+        request
+            .reply_once(|| self.start_connection(Kind::Accept, (number, answers, side, ep), data))
     }
 
     /// Rejects the request that the endpoint was opened with, for a program that closes the
@@ -119,10 +120,10 @@ impl EpCommon {
         request.is_some_and(|request| request.refuse().is_ok())
     }
 
-    fn converse(
+    fn start_connection(
         &self,
         kind: Kind,
-        (there, answers, side_addr, peer): (u32, bool, EpAddr, EpAddr),
+        (peer_number, answers, side_addr, peer): (u32, bool, EpAddr, EpAddr),
         data: &[u8],
     ) -> Result<()> {
         let it = self.connected()?;
@@ -148,18 +149,31 @@ impl EpCommon {
         let (fid, of) = (it.fid.load(Ordering::Relaxed), Arc::clone(&eq));
         let eq = Arc::downgrade(&eq);
         let side = FI_ADDR_UNSPEC;
-        let told = false;
+        let reported = false;
         let id = self.id;
-        let conn = Conn { state, told, answers, id, av, ep, eq, fid, side, side_addr, there, peer };
+        let conn = Conn {
+            state,
+            reported,
+            answers,
+            id,
+            av,
+            ep,
+            eq,
+            fid,
+            side,
+            side_addr,
+            peer_number,
+            peer,
+        };
         let (cm, mut io) = core.cm().ok_or(Error::OpBadState)?;
         cm.answers = self.dom.answers();
         if accepts {
-            cm.watch(Engine::now());
+            cm.schedule_alive(Engine::now());
         }
         let number = cm.join(&mut io, kind, conn, data)?;
         it.number.store(number, Ordering::Relaxed);
         if accepts {
-            of.accepting(fid);
+            of.accept_pending(fid);
         }
         core.posted(&self.dom);
         Ok(())
@@ -176,13 +190,13 @@ impl EpCommon {
         let mut core = self.dom.enter_control()?;
         let (cm, mut io) = core.cm().ok_or(Error::OpBadState)?;
         let conn = cm.conns.get_mut(&number).ok_or(Error::OpBadState)?;
-        let (state, side, there) = (conn.state, conn.side, conn.there);
+        let (state, side, peer_number) = (conn.state, conn.side, conn.peer_number);
         match state {
             State::Connecting => return Err(Error::OpBadState),
             State::Ended => return Ok(()),
             State::Connected => conn.end(&mut io),
         }
-        cm.send(&mut io, side, &cm.message(Kind::Shutdown, there, number, &[]), false);
+        cm.send(&mut io, side, &cm.message(Kind::Shutdown, peer_number, number, &[]), false);
         core.posted(&self.dom);
         Ok(())
     }
@@ -212,7 +226,7 @@ pub struct PassiveEndpoint {
 
 /// A connection request that was peeked at but not read before its listener was closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seen {
+pub struct PeekedRequest {
     /// Address of the `fi_info` that [`Eq::peek_cm`] made.
     pub info: u64,
     /// The request had been accepted or rejected.
@@ -288,8 +302,8 @@ impl PassiveEndpoint {
         let fid = self.fid.load(Ordering::Relaxed);
         let mut core = self.domain.dom.enter_control()?;
         if let Some((cm, _)) = core.cm() {
-            let refuses = Arc::downgrade(self.domain.dom.arc()) as _;
-            cm.listener = Some(Listener { eq, fid, refuses });
+            let rejecter = Arc::downgrade(self.domain.dom.arc()) as _;
+            cm.listener = Some(Listener { eq, fid, rejecter });
             cm.answers = self.domain.dom.answers();
         }
         Ok(())
@@ -308,17 +322,17 @@ impl PassiveEndpoint {
     /// Closes the listener and rejects its unread requests. Returns the requests that were peeked
     /// at.
     #[doc(alias = "fi_close")]
-    pub fn close(mut self) -> Vec<Seen> {
+    pub fn close(mut self) -> Vec<PeekedRequest> {
         self.end()
     }
 
-    fn end(&mut self) -> Vec<Seen> {
+    fn end(&mut self) -> Vec<PeekedRequest> {
         let eq = self.eq.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         let mut seen = Vec::new();
         for unread in eq.iter().flat_map(|eq| eq.forget(self.fid.load(Ordering::Relaxed))) {
             // A peer that cannot be sent a rejection waits until its own timeout.
             let answered = self.reject(&unread.request, &[]) == Err(Error::BadFd);
-            seen.extend(unread.info.map(|info| Seen { info, answered }));
+            seen.extend(unread.info.map(|info| PeekedRequest { info, answered }));
         }
         seen
     }
@@ -331,11 +345,11 @@ impl PassiveEndpoint {
     #[doc(alias = "fi_reject")]
     pub fn reject(&self, request: &ConnRequest, data: &[u8]) -> Result<()> {
         fits(data)?;
-        request.answer_by(|| Refuses::refuse(&**self.domain.dom.arc(), request, data))
+        request.reply_once(|| Rejecter::refuse(&**self.domain.dom.arc(), request, data))
     }
 }
 
-impl Refuses for Shared {
+impl Rejecter for Shared {
     fn refuse(&self, request: &ConnRequest, data: &[u8]) -> Result<()> {
         let mut core = self.enter_control()?;
         let (cm, mut io) = core.cm().ok_or(Error::OpBadState)?;

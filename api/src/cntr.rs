@@ -1,4 +1,5 @@
-//! Counters: how many operations ended or bytes they transferred, without an entry for each.
+//! Counters (fi_cntr(3)): numbers of completed operations or transferred bytes, without an entry
+//! for each.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -11,12 +12,13 @@ use crate::errno::{Error, Result};
 use crate::inner::{Core, DomainRef};
 use crate::wait::{Target, WaitObj, timeout_of};
 
-/// What a counter is made with (`struct fi_cntr_attr`).
+/// Attributes of a counter (`struct fi_cntr_attr`).
 #[derive(Clone, Copy, Debug)]
 pub struct CntrAttr {
-    /// What its value counts of operations that succeed. Default [`CntrEvents::Comp`].
+    /// What the counter counts: successful operations, or their bytes. Default
+    /// [`CntrEvents::Comp`].
     pub events: CntrEvents,
-    /// How it can be waited for. Default `FI_WAIT_UNSPEC`.
+    /// Wait object of the counter. Default `FI_WAIT_UNSPEC`.
     pub wait_obj: WaitObj,
 }
 
@@ -31,18 +33,18 @@ pub(crate) struct CntrInner {
     pub(crate) id: CntrId,
     wait_obj: WaitObj,
     watch: Option<usize>,
-    /// The failures that the application has been told of.
+    /// The error count that the application has read or got from a wait.
     told: AtomicU64,
 }
 
 /// A counter (`struct fid_cntr`): of operations, or of the bytes that they transferred
-/// ([`CntrEvents`]). Operations that fail are counted apart, one by one in both.
+/// ([`CntrEvents`]). Failed operations are counted separately, one by one in either case.
 ///
-/// Bytes are those of a message as it was sent, or as many as were received; those that a one-sided
-/// operation wrote or read, at both ends; those of an atomic operation's elements. A counter of
-/// them counts a collective call as 0. Operations are counted when they have ended, but for two: a
-/// target counts a read's bytes as they have arrived at the initiator, and a region's counter also
-/// those of a write as they are written.
+/// Counted bytes are those of a sent or received message, those that a one-sided operation wrote or
+/// read (at both ends), and those of an atomic operation's elements. A byte counter counts a
+/// collective call as 0. Operations are counted when they have ended, with two exceptions: a target
+/// counts the bytes of a read as they arrive at the initiator, and a region's counter counts the
+/// bytes of a write as they are written.
 ///
 /// Reading it turns the loop of a domain with manual progress. It wraps at 2^64.
 pub struct Cntr(pub(crate) Arc<CntrInner>);
@@ -135,7 +137,7 @@ impl Cntr {
     fn change(&self, f: impl FnOnce(&mut Core, CntrId) -> Result<()>) -> Result<()> {
         let mut core = self.0.dom.enter()?;
         f(&mut core, self.0.id)?;
-        if core.works.any() {
+        if core.deferred.any() {
             core.release();
         }
         core.posted(&self.0.dom);
@@ -146,9 +148,9 @@ impl Cntr {
     /// `timeout_ms` milliseconds (negative: for ever).
     ///
     /// # Errors
-    /// - [`Error::TimedOut`]: they have not in time.
-    /// - [`Error::Avail`]: there are failures that neither [`readerr`](Self::readerr) nor an
-    ///   earlier wait has told, so that one just before the call is not slept through.
+    /// - [`Error::TimedOut`]: the threshold was not reached in time.
+    /// - [`Error::Avail`]: the error count has changed since [`readerr`](Self::readerr) or an
+    ///   earlier wait returned it, also if it changed before the call.
     /// - [`Error::NoSys`]: the counter was opened with `FI_WAIT_NONE`.
     ///
     /// Source: fi_cntr(3), "fi_cntr_wait".
@@ -176,7 +178,7 @@ impl Cntr {
     /// The eventfd of a counter opened with `FI_WAIT_FD` (`FI_GETWAIT`).
     ///
     /// # Errors
-    /// [`Error::NoSys`]: it was opened with something else.
+    /// [`Error::NoSys`]: the counter was opened with another wait object.
     pub fn wait_fd(&self) -> Result<RawFd> {
         let CntrInner { dom, watch, wait_obj, .. } = &*self.0;
         let idx = watch.filter(|_| *wait_obj == WaitObj::Fd).ok_or(Error::NoSys)?;
@@ -190,7 +192,7 @@ impl Cntr {
         core.turn_if_manual(dom);
         let Core { engine, watch, .. } = &mut *core;
         let changed = watch.pending(idx, engine.node());
-        // Unlike the entries of a queue, a change stays seen.
+        // Unlike an entry of a queue, a change is reported once.
         watch.clear_fd(idx, engine.node());
         if changed { Err(Error::Again) } else { Ok(()) }
     }
@@ -198,13 +200,13 @@ impl Cntr {
     /// Closes the counter.
     ///
     /// # Errors
-    /// [`Error::Busy`], and the counter again: an endpoint is bound to it, or work waits for it or
-    /// will be counted by it.
+    /// [`Error::Busy`]: an endpoint is bound to the counter, or deferred work waits for it or will
+    /// be counted by it. The counter is given back.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> std::result::Result<(), (Error, Self)> {
         let id = self.0.id;
         let used = self.0.dom.enter_control().is_ok_and(|mut core| {
-            core.works.uses(id) || core.node().objects().cntr_in_use(id) == Ok(true)
+            core.deferred.uses(id) || core.node().objects().cntr_in_use(id) == Ok(true)
         });
         if used || Arc::strong_count(&self.0) > 1 { Err((Error::Busy, self)) } else { Ok(()) }
     }

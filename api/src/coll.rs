@@ -3,18 +3,17 @@
 //!
 //! A set is an ordered list of members of an address vector; a group is made of it by
 //! [`join_collective`](EpCommon::join_collective), and the calls name the group. All members make
-//! the same calls on a group in the same order; several may be under way. What a call means, which
-//! calls can be in place and what happens when a member dies is written down in
-//! docs/collectives.md.
+//! the same calls on a group in the same order; several may be under way. docs/collectives.md
+//! describes the calls, which of them can be in place, and what happens when a member dies.
 //!
-//! All calls return at once. What a refused call means is told in [`crate::msg`]; in addition
-//! - [`Error::OpNotSupp`]: [`Domain::query_collective`] does not know the combination, or the
-//!   endpoint has no `FI_COLLECTIVE`;
-//! - [`Error::MsgTooLong`]: more elements than that says;
-//! - [`Error::Invalid`]: a root that is no member, a role that contradicts it, a buffer that is too
-//!   short, source and result that overlap;
+//! All calls return at once. [`crate::msg`] lists the errors of a refused call; in addition:
+//! - [`Error::OpNotSupp`]: [`Domain::query_collective`] does not support the combination, or the
+//!   endpoint lacks `FI_COLLECTIVE`;
+//! - [`Error::MsgTooLong`]: more elements than [`Domain::query_collective`] allows;
+//! - [`Error::Invalid`]: a root that is no member, a role that contradicts the root, a buffer that
+//!   is too short, or source and result that overlap;
 //! - [`Error::OpBadState`]: the join has not ended;
-//! - any other: the group has been given up for this reason, and is of no more use.
+//! - any other: the group has failed for this reason and cannot be used any more.
 
 use std::sync::{Arc, Weak};
 
@@ -48,12 +47,12 @@ pub const FI_SEND: u64 = 1 << 11;
 /// See [`FI_SEND`].
 pub const FI_RECV: u64 = 1 << 10;
 
-/// Addresses of groups of the calls have this bit, so that they are never taken for an index of an
-/// address vector; 0 in the other one means an address vector set.
+/// Bits that tell the address of a group ([`Mc::addr`]) and of a set ([`AvSet::addr`]) from an
+/// index of an address vector.
 const GROUP: u64 = 1 << 62;
 const SET: u64 = 1 << 61;
 
-/// What a set is made with (`struct fi_av_set_attr`).
+/// Attributes of an address vector set (`struct fi_av_set_attr`).
 #[derive(Clone, Copy, Debug)]
 pub struct AvSetAttr {
     /// Members expected; 0 if not known.
@@ -62,13 +61,13 @@ pub struct AvSetAttr {
     pub start_addr: FiAddr,
     /// Last address of the range.
     pub end_addr: FiAddr,
-    /// From one member to the next; 0 is 1.
+    /// Distance from one member to the next; 0 means 1.
     pub stride: u64,
-    /// The key of the groups that are made of the set without a word between the members; the same
-    /// at all of them. `None` if the provider agrees on one.
+    /// Key of groups that are made of the set without communication between the members; the same
+    /// at all members. `None` if the provider negotiates one.
     pub comm_key: Option<u64>,
     /// [`FI_UNIVERSE`], and `FI_BARRIER_SET` (`1 << 40`) to `FI_GATHER_SET`, the collectives that
-    /// the set is for; all are possible in any case.
+    /// the set is for. All collectives are possible in any case.
     pub flags: u64,
 }
 
@@ -84,9 +83,8 @@ const KINDS: u64 = ((1 << CollKind::ALL.len()) - 1) << 40;
 
 /// An ordered set of addresses (`struct fid_av_set`).
 ///
-/// The members keep their order: a removed one leaves the others as they were, an intersection and
-/// a difference keep that of the set they change, a union appends what was missing in the order of
-/// the other.
+/// The members keep their order when one is removed and in an intersection or difference. A union
+/// appends the missing members in the order of the other set.
 pub struct AvSet {
     av: Arc<AvInner>,
     members: Vec<FiAddr>,
@@ -98,9 +96,9 @@ impl Av {
     /// Makes a set of addresses of this vector.
     ///
     /// # Errors
-    /// - [`Error::Invalid`]: the range is upside down, has a stride that does not fit `count`, or
-    ///   names an address that is not set.
-    /// - [`Error::BadFlags`]: a flag is unknown.
+    /// - [`Error::Invalid`]: the end of the range is before its start, or an address of the range
+    ///   is not in the vector.
+    /// - [`Error::BadFlags`]: unknown flags.
     /// - [`Error::OpNotSupp`]: the domain's keys are those of address vectors.
     ///
     /// Source: fi_av_set(3).
@@ -147,7 +145,7 @@ impl AvSet {
     /// Appends the members of `other` that are missing, in their order.
     ///
     /// # Errors
-    /// [`Error::Invalid`]: it is of another vector.
+    /// [`Error::Invalid`]: the sets are of two vectors.
     #[doc(alias = "fi_av_set_union")]
     pub fn union(&mut self, other: &Self) -> Result<()> {
         self.same_av(other)?;
@@ -183,7 +181,7 @@ impl AvSet {
     /// Appends a member.
     ///
     /// # Errors
-    /// [`Error::Invalid`]: it is a member, or not in the address vector.
+    /// [`Error::Invalid`]: the address is already a member, or is not in the address vector.
     #[doc(alias = "fi_av_set_insert")]
     pub fn insert(&mut self, addr: FiAddr) -> Result<()> {
         self.av.dom.enter_control()?.node().av_lookup(self.av.id, addr)?;
@@ -197,7 +195,7 @@ impl AvSet {
     /// Removes a member.
     ///
     /// # Errors
-    /// [`Error::Invalid`]: it is none.
+    /// [`Error::Invalid`]: the address is no member.
     #[doc(alias = "fi_av_set_remove")]
     pub fn remove(&mut self, addr: FiAddr) -> Result<()> {
         let at = self.members.iter().position(|&m| m == addr);
@@ -205,7 +203,8 @@ impl AvSet {
         Ok(())
     }
 
-    /// The address by which a join knows the set: one that the provider is to manage.
+    /// The address that [`join_collective`](EpCommon::join_collective) takes for a group that the
+    /// provider manages.
     #[doc(alias = "fi_av_set_addr")]
     pub fn addr(&self) -> FiAddr {
         SET | self.number
@@ -232,7 +231,7 @@ impl AvSet {
 pub struct Mc {
     dom: DomainRef,
     id: GroupId,
-    /// What events of it name, 0 for nothing, and where they go.
+    /// Fid of its events (0: none), and their event queue.
     fid: u64,
     eq: Weak<EqInner>,
 }
@@ -244,10 +243,10 @@ impl Mc {
         GROUP | self.id.to_bits()
     }
 
-    /// Whether calls are possible.
+    /// Whether the group can be used.
     ///
     /// # Errors
-    /// [`Error::OpBadState`]: the join has not ended. Else why the group was given up.
+    /// [`Error::OpBadState`]: the join has not ended. Else the error by which the group failed.
     pub fn check(&self) -> Result<()> {
         self.dom.enter_control()?.node().coll.check(self.id)
     }
@@ -261,7 +260,7 @@ impl Mc {
 impl Drop for Mc {
     fn drop(&mut self) {
         let Ok(mut core) = self.dom.lock.enter_to_close() else { return };
-        // An event that is still to come names nothing that has gone.
+        // A later event must not have the fid of a closed group.
         for (_, fid) in core.join_fids.iter_mut().filter(|(group, _)| *group == self.id) {
             *fid = 0;
         }
@@ -269,14 +268,14 @@ impl Drop for Mc {
             eq.forget(self.fid);
         }
         let now = Engine::now();
-        // A group ends with its endpoint, too.
+        // A group is also closed with its endpoint.
         let _ = core.node().coll_close(now, self.id);
         core.engine.after_post(now);
         core.posted(&self.dom);
     }
 }
 
-/// The group that `addr` names. What is no group of the endpoint the node finds out.
+/// The group that `addr` names. The node checks that it is a group of the endpoint.
 pub(crate) fn group_of(addr: FiAddr) -> Result<GroupId> {
     if addr & (GROUP | SET) != GROUP || addr >> 63 != 0 {
         return Err(Error::Invalid("coll_addr is not a group"));
@@ -288,18 +287,19 @@ impl EpCommon {
     /// Joins the group of the members of `set`, of which this endpoint is one.
     ///
     /// With [`FI_ADDR_NOTAVAIL`] as `coll_addr` the application manages the group: nothing is sent,
-    /// and [`AvSetAttr::comm_key`] must tell groups of the same members apart. With
-    /// [`AvSet::addr`] the members agree on the group: all of them have to join. With [`Mc::addr`],
-    /// too, and the group is a part of that one. Joins of the same members that threads make at the
-    /// same time meet by `comm_key`, where they have different ones, else in their order.
+    /// and [`AvSetAttr::comm_key`] must tell groups of the same members apart. With [`AvSet::addr`]
+    /// the members agree on the group: all of them have to join. With [`Mc::addr`] they agree as
+    /// well, and the group is a part of that group. Concurrent joins of the same members are
+    /// matched by `comm_key` if their keys differ, else by their order.
     ///
     /// The bound event queue gets [`FI_JOIN_COMPLETE`] with `context` (8 bytes, little-endian), or
-    /// an error with it if a member dies, disagrees or does not come within 60 s.
+    /// an error event with it if a member dies, disagrees or does not join within 60 s.
     ///
     /// # Errors
     /// - [`Error::NoEq`]: no event queue is bound.
-    /// - [`Error::Invalid`]: the set is empty, of another address vector's addresses, without this
-    ///   endpoint, or no part of the parent; or `coll_addr` is none of the three.
+    /// - [`Error::Invalid`]: the set is empty, is of an address vector that is not bound to the
+    ///   endpoint, lacks this endpoint, or is no part of the parent; or `coll_addr` is none of the
+    ///   three.
     /// - [`Error::BadFlags`]: other flags than [`FI_SEND`] and [`FI_RECV`], which change nothing.
     /// - [`Error::OpNotSupp`], [`Error::OpBadState`], [`Error::NoMem`].
     ///
@@ -316,9 +316,9 @@ impl EpCommon {
     }
 
     /// As [`join_collective`](Self::join_collective), for the C provider. `named` gets the address
-    /// of the group before there can be an event, and says what that names: it is a `struct
-    /// fi_eq_entry` of 24 bytes with this fid, the context and 0. An error has this fid, too. What
-    /// has not been read when the group is closed goes with it.
+    /// of the group before an event can be written, and returns the fid of the event: a `struct
+    /// fi_eq_entry` of 24 bytes with this fid, the context and 0. An error event has this fid as
+    /// well. Events that are unread when the group is closed are dropped.
     ///
     /// # Errors
     /// As there.
@@ -352,19 +352,19 @@ impl EpCommon {
         let now = Engine::now();
         let id = core.node().coll_join(now, self.id, &req)?;
         if !std::mem::replace(&mut core.joins, true) {
-            core.watch.attend();
+            core.watch.add_watcher();
         }
         let fid = named(GROUP | id.to_bits());
         core.join_fids.extend(fid.map(|fid| (id, fid)));
         core.engine.after_post(now);
-        core.look_for_joins(&self.dom);
+        core.poll_joins(&self.dom);
         core.posted(&self.dom);
         drop(core);
         Ok(Mc { dom: self.dom.clone(), id, fid: fid.unwrap_or(0), eq })
     }
 
-    /// Hands a call to the node, which asks `lend` for the source and the result: they have so
-    /// many bytes at least.
+    /// Posts a call to the node. `lend` gets the least lengths of source and result and returns
+    /// their memory.
     #[inline]
     pub(crate) fn post_collective(
         &self,
@@ -379,10 +379,10 @@ impl EpCommon {
 }
 
 impl Domain {
-    /// What the calls take: elements of a block at most, bytes of one, members at most. `op` and
-    /// `datatype` are libfabric's numbers; a barrier has [`FI_NOOP`] and [`FI_VOID`], and what does
-    /// not reduce may have any operation. `flags` is 0, or `FI_SCATTER` (7) with `coll`
-    /// [`CollKind::Reduce`] or [`CollKind::ReduceScatter`] for a reduce-scatter.
+    /// Limits of a collective: most elements of a block, bytes of an element, most members. `op`
+    /// and `datatype` are libfabric's numbers; a barrier has [`FI_NOOP`] and [`FI_VOID`], and a
+    /// collective that does not reduce may have any operation. `flags` is 0, or `FI_SCATTER` (7)
+    /// with `coll` [`CollKind::Reduce`] or [`CollKind::ReduceScatter`] for a reduce-scatter.
     ///
     /// # Errors
     /// [`Error::OpNotSupp`]: no call has the combination. [`Error::BadFlags`].
@@ -512,7 +512,7 @@ impl Endpoint {
         }
     }
 
-    /// Ends when every member has called it.
+    /// Completes when every member has called it.
     ///
     /// # Errors
     /// See the [module](self).
@@ -530,8 +530,8 @@ impl Endpoint {
         self.collective(Call { flags, ..self.call(CollKind::Barrier, group, context) })
     }
 
-    /// The root's `buf` to all: it is the source there and is filled everywhere else. `role` may
-    /// say which of the two this endpoint is.
+    /// Copies the root's `buf` to the `buf` of all other members. `role` may state whether this
+    /// endpoint sends or receives.
     ///
     /// # Errors
     /// See the [module](self).
@@ -549,8 +549,8 @@ impl Endpoint {
         self.collective(Call { result: buf, count, ty: Some(ty), root, role, ..call })
     }
 
-    /// Block `j` of `source` becomes this member's block of the result of member `j`. A block has
-    /// `count` elements.
+    /// Copies block `j` of `source` to the result of member `j`, as this member's block there. A
+    /// block has `count` elements.
     ///
     /// # Errors
     /// See the [module](self).
@@ -567,7 +567,8 @@ impl Endpoint {
         self.collective(Call { source, result, count, ty: Some(ty), ..call })
     }
 
-    /// The reduction of all members' sources to all. An empty source stands for the result itself.
+    /// Reduces the sources of all members to the results of all members. An empty source means in
+    /// place: `result` is the source.
     ///
     /// # Errors
     /// See the [module](self).
@@ -584,7 +585,7 @@ impl Endpoint {
         self.collective(Call { source, result, count, ty: Some(ty), op: Some(op), ..call })
     }
 
-    /// All members' sources, one behind the other, to all.
+    /// Concatenates the sources of all members in the results of all members.
     ///
     /// # Errors
     /// See the [module](self).
@@ -601,7 +602,7 @@ impl Endpoint {
         self.collective(Call { source, result, count, ty: Some(ty), ..call })
     }
 
-    /// The reduction of all members' sources, of which each member gets its block.
+    /// Reduces the sources of all members; each member gets its block of the reduction.
     ///
     /// # Errors
     /// See the [module](self).
@@ -618,7 +619,8 @@ impl Endpoint {
         self.collective(Call { source, result, count, ty: Some(ty), op: Some(op), ..call })
     }
 
-    /// The reduction of all members' sources to the root; elsewhere `result` may be empty.
+    /// Reduces the sources of all members to the root's `result`, which may be empty at other
+    /// members.
     ///
     /// # Errors
     /// See the [module](self).
@@ -637,7 +639,8 @@ impl Endpoint {
         self.collective(Call { source, result, count, ty, op, root, ..call })
     }
 
-    /// Block `i` of the root's source to member `i`; elsewhere `source` may be empty.
+    /// Copies block `i` of the root's `source` to member `i`. `source` may be empty at other
+    /// members.
     ///
     /// # Errors
     /// See the [module](self).
@@ -655,7 +658,8 @@ impl Endpoint {
         self.collective(Call { source, result, count, ty: Some(ty), root, ..call })
     }
 
-    /// All members' sources, one behind the other, to the root; elsewhere `result` may be empty.
+    /// Concatenates the sources of all members in the root's `result`, which may be empty at other
+    /// members.
     ///
     /// # Errors
     /// See the [module](self).

@@ -10,7 +10,7 @@ use barewire_dataplane::poll::Engine;
 use barewire_dataplane::types::{CqErr, Cqe, EpAddr, FI_ADDR_UNSPEC, FiAddr, ProvErrno};
 use barewire_driver::hint::cold;
 
-use crate::buf::{Buf, Bufs, Ended, OpTable, Piece};
+use crate::buf::{Buf, Bufs, OpEnd, OpTable, Piece};
 use crate::errno::{self, Error, Result};
 use crate::flags::CqFlags;
 use crate::inner::{Core, DomainRef, EntryReader, Shared};
@@ -126,8 +126,8 @@ impl Completion {
         }
     }
 
-    fn new(cqe: &Cqe, format: CqFormat, ended: Ended) -> Self {
-        let Ended { context, bufs, piece, .. } = ended;
+    fn new(cqe: &Cqe, format: CqFormat, ended: OpEnd) -> Self {
+        let OpEnd { context, bufs, piece, .. } = ended;
         let cqe = trim(*cqe, format);
         Self {
             op_context: context,
@@ -180,7 +180,7 @@ impl Completion {
 }
 
 /// Result of [`CqInner::take_first`].
-enum Took {
+enum FirstRead {
     /// One entry was taken, and the queue is empty now.
     One,
     /// One entry was taken, and the queue has more.
@@ -192,32 +192,32 @@ enum Took {
 }
 
 /// Reads one entry of a queue of the safe API into `to`.
-struct First<'a> {
+struct FirstReader<'a> {
     cq: &'a CqInner,
     to: &'a mut Completion,
     /// Set when an entry was taken: true if the entry is shown to the application.
     taken: &'a mut Option<bool>,
 }
 
-impl EntryReader for First<'_> {
+impl EntryReader for FirstReader<'_> {
     #[inline(always)]
     fn turn(self, engine: &mut Engine, ops: &mut OpTable) -> Option<usize> {
-        engine.fast_turn(FirstOf { first: self, ops })
+        engine.fast_turn(FirstWithOps { first: self, ops })
     }
 
     #[inline(always)]
     fn take_one(self, cq: CqId, node: &mut Node, ops: &mut OpTable) -> Option<bool> {
-        node.cqs.take_one(cq, FirstOf { first: self, ops })
+        node.cqs.take_one(cq, FirstWithOps { first: self, ops })
     }
 }
 
-/// [`First`], with the table of lent buffers.
-struct FirstOf<'a, 'b> {
-    first: First<'a>,
+/// [`FirstReader`], with the table of lent buffers.
+struct FirstWithOps<'a, 'b> {
+    first: FirstReader<'a>,
     ops: &'b mut OpTable,
 }
 
-impl Reader for FirstOf<'_, '_> {
+impl Reader for FirstWithOps<'_, '_> {
     #[inline(always)]
     fn reads(&self, cq: CqIdx) -> bool {
         self.first.cq.id.is_at(cq)
@@ -225,7 +225,7 @@ impl Reader for FirstOf<'_, '_> {
 
     #[inline(always)]
     fn take(self, cqe: &Cqe) {
-        let First { cq, to, taken } = self.first;
+        let FirstReader { cq, to, taken } = self.first;
         *taken = Some(to.fill(self.ops, cqe, cq));
     }
 }
@@ -341,7 +341,7 @@ impl CqInner {
         let shared: &Shared = &self.dom;
         let mut core = shared.enter()?;
         let read = self.cqes(shared, &mut core, most, put);
-        leave(core, read)
+        leave_after_read(core, read)
     }
 
     /// Takes one entry, as [`read_cqes`](Self::read_cqes) does, of a queue that was just found
@@ -355,12 +355,12 @@ impl CqInner {
         let (moved, taken) = self.turn(&self.dom, &mut core, &mut put);
         let reader = CqReader { cq: &self.id, put: &mut put };
         if taken || core.node().cqs.take_one(self.id, reader) == Some(true) {
-            core.found();
+            core.note_progress();
             core.leave();
             return None;
         }
         let read = self.cqes_after_turn(&mut core, moved, 1, put);
-        Some(leave(core, read))
+        Some(leave_after_read(core, read))
     }
 
     /// Takes entries; turns the loop first if the queue is empty.
@@ -375,9 +375,9 @@ impl CqInner {
         match core.node().cq_take(self.id, most, &mut put) {
             None => self.cqes_of_turn(shared, core, most, put),
             // An error entry is next: a turn of the loop would not change that.
-            Some(0) => cold(Self::why_none(core, self.id, shared)),
+            Some(0) => cold(Self::empty_reason(core, self.id, shared)),
             Some(n) => {
-                core.read_something(shared);
+                core.note_entry_read(shared);
                 Ok(n)
             }
         }
@@ -398,7 +398,7 @@ impl CqInner {
         }
         let (moved, taken) = self.turn(shared, core, &mut put);
         if taken {
-            core.found();
+            core.note_progress();
             return Ok(1);
         }
         self.cqes_after_turn(core, moved, most, put)
@@ -432,10 +432,10 @@ impl CqInner {
             taken = core.node().cq_take(self.id, most, put);
         }
         match taken {
-            None => self.still_none(core),
-            Some(0) => cold(Self::why_none(core, self.id, &self.dom)),
+            None => self.empty_after_turn(core),
+            Some(0) => cold(Self::empty_reason(core, self.id, &self.dom)),
             Some(n) => {
-                core.found();
+                core.note_progress();
                 Ok(n)
             }
         }
@@ -463,11 +463,11 @@ impl CqInner {
 
     /// Ends a read that found the queue empty after a turn of the loop.
     #[inline(always)]
-    fn still_none(&self, core: &mut Core) -> Result<usize> {
+    fn empty_after_turn(&self, core: &mut Core) -> Result<usize> {
         // Most queues have no wait object, and this path then makes no call.
         if self.watch.is_some() {
             cold(());
-            self.seen_empty(core);
+            self.clear_wait_fd(core);
         }
         Err(Error::Again)
     }
@@ -476,11 +476,11 @@ impl CqInner {
     /// room.
     #[cold]
     #[inline(never)]
-    fn why_none(core: &mut Core, id: CqId, shared: &Shared) -> Result<usize> {
+    fn empty_reason(core: &mut Core, id: CqId, shared: &Shared) -> Result<usize> {
         let why = core.node().cqs.why_nothing(id);
         match why {
             // A program that reads nothing but errors still makes progress.
-            Err(Error::Avail) => core.read_something(shared),
+            Err(Error::Avail) => core.note_entry_read(shared),
             // A read without room turns the loop: fi_cq(3), "fi_cq_read".
             Ok(_) => core.turn_if_manual(shared),
             Err(_) => {}
@@ -489,7 +489,7 @@ impl CqInner {
     }
 
     #[inline(never)]
-    fn seen_empty(&self, core: &mut Core) {
+    fn clear_wait_fd(&self, core: &mut Core) {
         if let Some(idx) = self.watch {
             let Core { engine, watch, .. } = core;
             watch.clear_fd(idx, engine.node());
@@ -503,46 +503,46 @@ impl CqInner {
         let shared: &Shared = &self.dom;
         let mut core = shared.enter()?;
         let read = match self.take_first(shared, &mut core, out) {
-            Took::One => {
+            FirstRead::One => {
                 core.leave();
                 return Ok(1);
             }
-            Took::More => self.take_rest(&mut core, out, 1),
-            Took::Other => self.take_rest(&mut core, out, 0),
-            Took::None { moved } => self.take_after_turn(&mut core, out, moved),
+            FirstRead::More => self.take_rest(&mut core, out, 1),
+            FirstRead::Other => self.take_rest(&mut core, out, 0),
+            FirstRead::None { moved } => self.take_after_turn(&mut core, out, moved),
         };
-        leave(core, read)
+        leave_after_read(core, read)
     }
 
     /// Reads entries and takes their buffers out of the table; turns the loop if there is none.
     fn take(&self, core: &mut Core, out: &mut [Completion]) -> Result<usize> {
         match self.take_first(&self.dom, core, out) {
-            Took::One => Ok(1),
-            Took::More => self.take_rest(core, out, 1),
-            Took::Other => self.take_rest(core, out, 0),
-            Took::None { moved } => self.take_after_turn(core, out, moved),
+            FirstRead::One => Ok(1),
+            FirstRead::More => self.take_rest(core, out, 1),
+            FirstRead::Other => self.take_rest(core, out, 0),
+            FirstRead::None { moved } => self.take_after_turn(core, out, moved),
         }
     }
 
     /// Takes the first entry with its buffers if it is a plain one. Turns the loop if the queue is
     /// empty.
     #[inline(always)]
-    fn take_first(&self, shared: &Shared, core: &mut Core, out: &mut [Completion]) -> Took {
-        let [to, rest @ ..] = out else { return Took::Other };
+    fn take_first(&self, shared: &Shared, core: &mut Core, out: &mut [Completion]) -> FirstRead {
+        let [to, rest @ ..] = out else { return FirstRead::Other };
         let mut taken = None;
-        match core.take_one(self.id, First { cq: self, to, taken: &mut taken }) {
-            Some(true) if taken != Some(true) => cold(Took::Other),
-            Some(true) if rest.is_empty() || core.node().cqs.is_empty(self.id) => Took::One,
-            Some(true) => Took::More,
+        match core.take_one(self.id, FirstReader { cq: self, to, taken: &mut taken }) {
+            Some(true) if taken != Some(true) => cold(FirstRead::Other),
+            Some(true) if rest.is_empty() || core.node().cqs.is_empty(self.id) => FirstRead::One,
+            Some(true) => FirstRead::More,
             // An error entry is next, or the loop has to be turned.
-            Some(false) => cold(Took::Other),
+            Some(false) => cold(FirstRead::Other),
             None => {
                 let mut taken = None;
-                let first = First { cq: self, to, taken: &mut taken };
+                let first = FirstReader { cq: self, to, taken: &mut taken };
                 let moved = core.turn_here_if_manual(shared, first);
-                let Some(shown) = taken else { return Took::None { moved } };
-                core.found();
-                if shown { Took::One } else { cold(Took::Other) }
+                let Some(shown) = taken else { return FirstRead::None { moved } };
+                core.note_progress();
+                if shown { FirstRead::One } else { cold(FirstRead::Other) }
             }
         }
     }
@@ -610,7 +610,7 @@ impl CqInner {
         let Some(idx) = self.watch else { return Err(Error::NoSys) };
         let least = if self.cond == WaitCond::Threshold { threshold.max(1) } else { 1 };
         let attempt = |core: &mut Core| {
-            if least > 1 && !self.enough(core, least) {
+            if least > 1 && !self.has_threshold(core, least) {
                 return None;
             }
             match read(self, core) {
@@ -626,7 +626,7 @@ impl CqInner {
     }
 
     /// Whether the queue has `least` entries or an error entry.
-    fn enough(&self, core: &mut Core, least: usize) -> bool {
+    fn has_threshold(&self, core: &mut Core, least: usize) -> bool {
         core.turn_if_manual(&self.dom);
         let ready = core.node().cqs.ready(self.id).unwrap_or(0);
         ready >= least || core.node().cqs.why_nothing(self.id) == Err(Error::Avail)
@@ -679,8 +679,8 @@ impl Drop for CqInner {
 
 /// Releases the lock after a read. Yields the processor now and then after many empty reads.
 #[inline(always)]
-fn leave(mut core: Guard<'_, Core>, read: Result<usize>) -> Result<usize> {
-    let in_vain = read.is_err() && core.reads_in_vain();
+fn leave_after_read(mut core: Guard<'_, Core>, read: Result<usize>) -> Result<usize> {
+    let in_vain = read.is_err() && core.note_empty_read();
     core.leave();
     if in_vain {
         cold(());
@@ -737,7 +737,7 @@ impl Cq {
             return Err(Error::Invalid("src_addr: shorter than the buffer"));
         }
         let n = self.read(out)?;
-        sources(&out[..n], src);
+        copy_sources(&out[..n], src);
         Ok(n)
     }
 
@@ -780,7 +780,7 @@ impl Cq {
             return Err(Error::Invalid("src_addr: shorter than the buffer"));
         }
         let n = self.sread(out, cond, timeout_ms)?;
-        sources(&out[..n], src);
+        copy_sources(&out[..n], src);
         Ok(n)
     }
 
@@ -818,7 +818,7 @@ impl Cq {
     }
 }
 
-fn sources(from: &[Completion], to: &mut [FiAddr]) {
+fn copy_sources(from: &[Completion], to: &mut [FiAddr]) {
     for (to, from) in to.iter_mut().zip(from) {
         *to = from.src;
     }

@@ -1,4 +1,4 @@
-//! Operations that wait for a counter, ready to be posted: the table of [`crate::work`].
+//! The table of [`crate::work`]: operations that wait for a counter, ready to be posted.
 
 use barewire_dataplane::node::{
     AtomicReq, CntrId, EpId, Node, ReadReq, RecvReq, SendReq, WriteReq,
@@ -9,10 +9,10 @@ use barewire_driver::mem::{IoBuf, Scratch};
 use crate::errno::{Error, Result};
 use crate::flags::OpFlags;
 
-/// That a counter has reached a threshold; see [`crate::Cntr::reaching`].
+/// The condition that a counter has reached a threshold; see [`crate::Cntr::reaching`].
 #[derive(Clone, Copy, Debug)]
 pub struct Condition {
-    /// Address of the shared part of the counter's domain, to be compared.
+    /// Identifies the counter's domain: the address of its shared part.
     pub(crate) dom: usize,
     pub(crate) cntr: CntrId,
     pub(crate) threshold: u64,
@@ -22,8 +22,8 @@ pub struct Condition {
 /// with `FI_TRIGGER` points to.
 ///
 /// # Errors
-/// [`Error::Invalid`], [`Error::NoSys`]: there is none that can be waited for.
-pub type ConditionOf = unsafe fn(context: u64) -> Result<Condition>;
+/// [`Error::Invalid`], [`Error::NoSys`]: the context has no supported condition.
+pub type ConditionReader = unsafe fn(context: u64) -> Result<Condition>;
 
 /// An operation as it will be posted.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ pub(crate) enum Op {
 }
 
 impl Op {
-    /// What its completion says as context; none of an operation on a counter.
+    /// Context of its completion; `None` for an operation on a counter.
     fn context(&self) -> Option<u64> {
         Some(match self {
             Self::Send(req) => req.context,
@@ -50,12 +50,12 @@ impl Op {
         })
     }
 
-    /// Reads what an operation with `FI_INJECT` sends, since its caller may use that memory anew
-    /// when the call returns. Returns the copy that the operation reads from then on, to be kept
-    /// as long as it waits; `None` for every other operation.
+    /// Copies the bytes of an operation with `FI_INJECT`, since its caller may reuse that memory
+    /// when the call returns. Returns the copy, which the operation reads and which has to live as
+    /// long as it; `None` for every other operation.
     ///
     /// # Errors
-    /// [`Error::MsgTooLong`]: more bytes than an inject has. [`Error::NoMem`].
+    /// [`Error::MsgTooLong`]: more bytes than the inject size. [`Error::NoMem`].
     pub(crate) fn take_injected(&mut self) -> Result<Option<Scratch>> {
         let (flags, parts) = match self {
             Self::Send(req) => (req.flags, [Some(&mut req.buf), None]),
@@ -86,14 +86,14 @@ fn take_copy(parts: [Option<&mut IoBuf>; 2]) -> Result<Scratch> {
     Ok(copy)
 }
 
-/// What waits.
+/// An operation that waits for a counter.
 #[derive(Debug)]
-pub(crate) struct Waiting {
+pub(crate) struct DeferredOp {
     pub(crate) when: Condition,
-    /// The name of deferred work, none of a triggered operation, which failures of the counter do
-    /// not release.
+    /// Name of deferred work. `None` for a triggered operation, for which only successes of the
+    /// counter count.
     pub(crate) name: Option<u64>,
-    /// The endpoint it is posted to, and that which it ends with.
+    /// The endpoint that it is posted to, and the endpoint with whose close it is dropped.
     pub(crate) ep: Option<(EpId, EpId)>,
     pub(crate) completion: Option<CntrId>,
     pub(crate) op: Op,
@@ -101,25 +101,25 @@ pub(crate) struct Waiting {
     pub(crate) _injected: Option<Scratch>,
 }
 
-/// All that waits in a domain.
+/// All waiting operations of a domain.
 #[derive(Debug, Default)]
-pub(crate) struct Works {
-    /// By thresholds, and in the order of submission where they are the same.
-    pub(crate) list: Vec<Waiting>,
+pub(crate) struct DeferredTable {
+    /// Sorted by threshold, then by submission.
+    pub(crate) list: Vec<DeferredOp>,
 }
 
-impl Works {
+impl DeferredTable {
     #[inline(always)]
     pub(crate) fn any(&self) -> bool {
         !self.list.is_empty()
     }
 
-    pub(crate) fn add(&mut self, new: Waiting) {
+    pub(crate) fn add(&mut self, new: DeferredOp) {
         let at = self.list.partition_point(|old| old.when.threshold <= new.when.threshold);
         self.list.insert(at, new);
     }
 
-    /// Whether something waits for a counter, or will be counted by it.
+    /// Whether an operation waits for a counter, changes it, or will be counted by it.
     pub(crate) fn uses(&self, cntr: CntrId) -> bool {
         let changes = |op: &Op| matches!(op, Op::Set(c, _) | Op::Add(c, _) if *c == cntr);
         self.list
@@ -127,13 +127,13 @@ impl Works {
             .any(|w| w.when.cntr == cntr || w.completion == Some(cntr) || changes(&w.op))
     }
 
-    /// The place of the first triggered operation of endpoint `ep` with this context.
+    /// Index of the first triggered operation of endpoint `ep` with this context.
     pub(crate) fn triggered(&self, ep: EpId, context: u64) -> Option<usize> {
-        let its = |w: &Waiting| w.name.is_none() && w.ep.is_some_and(|(_, of)| of == ep);
+        let its = |w: &DeferredOp| w.name.is_none() && w.ep.is_some_and(|(_, of)| of == ep);
         self.list.iter().position(|w| its(w) && w.op.context() == Some(context))
     }
 
-    /// Endpoint `ep` is closed.
+    /// Drops the operations of endpoint `ep`, which is closed.
     pub(crate) fn end(&mut self, ep: EpId) {
         self.list.retain(|w| w.ep.is_none_or(|(_, of)| of != ep));
     }

@@ -21,7 +21,7 @@ use crate::errno::{Error, OpenError, Result};
 use crate::hosts::{interface_of, own_hosts};
 use crate::info::{DomainAttr, Info, check_domain_limits, mr_max, usual_sizes};
 use crate::inner::{Core, DomainRef, Shared};
-use crate::key::{self, Files};
+use crate::key::{self, KeySource};
 use crate::key_log::KeyLog;
 use crate::lock::Entry;
 use crate::mr::{Mr, MrAttr};
@@ -113,10 +113,10 @@ impl Domain {
         // The setting comes from the user and takes precedence over the program's hints.
         let auto = [progress, dom.settings.progress].contains(&Progress::Auto);
         if !auto && dom.settings.rcvthread && !dom.caps.tells_presence {
-            dom.answer_for_program();
+            dom.start_receive_thread();
         }
         if auto {
-            dom.drive(dom.settings.idle).map_err(|e| {
+            dom.start_progress_thread(dom.settings.idle).map_err(|e| {
                 OpenError::new(e, format!("port {name}: the progress thread did not start: {e}"))
             })?;
         }
@@ -211,7 +211,7 @@ impl Domain {
     /// [`Error::OpBadState`] as for every call.
     #[doc(alias = "fi_domain_bind")]
     pub fn bind_eq(&self, eq: &Eq) -> Result<()> {
-        self.dom.listen_to(&eq.0)
+        self.dom.bind_domain_eq(&eq.0)
     }
 
     /// Replaces the keys of the domain by 1 to 4 keys of 16 to 1,024 random bytes each. Sessions
@@ -230,7 +230,7 @@ impl Domain {
     ///   the domain has a certificate instead of keys, which is renewed by its files alone.
     /// - [`Error::OpBadState`] as for every call.
     pub fn set_keys(&self, keys: &[&[u8]]) -> Result<()> {
-        let keys = key::given(keys, self.dom.settings.seal)?;
+        let keys = key::keys_from_bytes(keys, self.dom.settings.seal)?;
         let mut core = self.dom.enter_control()?;
         core.node().sessions().set_keys(Engine::now(), keys)?;
         core.key_watch = None;
@@ -362,7 +362,7 @@ impl Core {
 impl DomainRef {
     /// Binds an event queue. A queue with a descriptor starts the progress thread, since the loop
     /// has to be turned while the application sleeps on the descriptor.
-    pub(crate) fn listen_to(&self, eq: &Arc<EqInner>) -> Result<()> {
+    pub(crate) fn bind_domain_eq(&self, eq: &Arc<EqInner>) -> Result<()> {
         if eq.has_fd() {
             self.prepare_wait(WaitObj::Fd)?;
         }
@@ -376,7 +376,7 @@ impl DomainRef {
     /// sleeps on it.
     pub(crate) fn prepare_wait(&self, how: WaitObj) -> Result<()> {
         self.enter_control()?.share();
-        if how == WaitObj::Fd { self.drive(Idle::Sleep) } else { Ok(()) }
+        if how == WaitObj::Fd { self.start_progress_thread(Idle::Sleep) } else { Ok(()) }
     }
 }
 
@@ -394,11 +394,11 @@ fn no_node(caps: &PortCaps, e: Error) -> OpenError {
 fn node_settings(
     settings: &Settings,
     attr: &DomainAttr,
-) -> std::result::Result<(NodeSettings, Option<Files>), OpenError> {
+) -> std::result::Result<(NodeSettings, Option<KeySource>), OpenError> {
     let (names, entropy) = (random::<16>()?, random_secret()?);
     let [a, b] = [&names[..8], &names[8..]]
         .map(|half| half.iter().fold(0_u64, |n, &byte| n << 8 | u64::from(byte)));
-    let keys = key::of(settings, attr, entropy)?;
+    let keys = key::domain_keys(settings, attr, entropy)?;
     let (keys, files) = keys.map_or((None, None), |keys| (Some(keys.ring), keys.files));
     let mut node = NodeSettings {
         incarnation: (a & INCARNATION_MAX).max(1),

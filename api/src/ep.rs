@@ -1,5 +1,6 @@
-//! Endpoints: their life, what is bound to them and their options. The data calls of the safe API
-//! stand in `msg.rs` and `tagged.rs`, those of the raw API in `raw.rs`.
+//! Endpoints (fi_endpoint(3)): open, bind, enable, options and close. The data calls of the safe
+//! API are in `msg.rs`, `tagged.rs`, `rma.rs`, `atomic.rs` and `coll.rs`, those of the raw API in
+//! `raw.rs`.
 
 use std::net::IpAddr;
 use std::ops::Deref;
@@ -19,7 +20,7 @@ use crate::cm::connected::Connected;
 use crate::cm::side::CM_DATA_SIZE;
 use crate::cntr::{Cntr, CntrInner};
 use crate::cq::{Cq, CqInner};
-use crate::deferred::ConditionOf;
+use crate::deferred::ConditionReader;
 use crate::eq::{Eq, EqInner};
 use crate::errno::{Error, Result};
 use crate::flags::{BindFlags, Caps, OpFlags};
@@ -34,20 +35,20 @@ use crate::tclass;
 pub mod opt {
     /// Free bytes below which a multi-receive buffer is released.
     pub const FI_OPT_MIN_MULTI_RECV: i32 = 0;
-    /// Bytes of connection data at most; 0 for endpoints without connections.
+    /// Most bytes of connection data; 0 for connectionless endpoints.
     pub const FI_OPT_CM_DATA_SIZE: i32 = 1;
     /// Bytes of a message that are buffered before it is announced.
     pub const FI_OPT_BUFFERED_MIN: i32 = 2;
     /// Length above which only `FI_OPT_BUFFERED_MIN` bytes are buffered.
     pub const FI_OPT_BUFFERED_LIMIT: i32 = 3;
-    /// Sends in flight at most.
+    /// Most sends in flight.
     pub const FI_OPT_TX_SIZE: i32 = 6;
-    /// Receives posted at most.
+    /// Most posted receives.
     pub const FI_OPT_RX_SIZE: i32 = 7;
-    /// Whether CUDA may be called. It never is: false may be set, true may not.
+    /// Whether the provider may call CUDA. It never does: false may be set, true may not.
     pub const FI_OPT_CUDA_API_PERMITTED: i32 = 10;
-    /// Whether processes of this node are reached through shared memory: a fact of the port, true
-    /// for `shm`, `memif` and ports with `near=yes`, where false cannot be set.
+    /// Whether processes of this node are reached through shared memory. The port decides: true for
+    /// `shm`, `memif` and ports with `near=yes`, where false cannot be set.
     pub const FI_OPT_SHARED_MEMORY_PERMITTED: i32 = 11;
     /// Longest untagged message.
     pub const FI_OPT_MAX_MSG_SIZE: i32 = 12;
@@ -69,24 +70,24 @@ pub mod opt {
 
 use opt::*;
 
-/// What is kept alive because an endpoint uses it.
+/// The objects that are bound to an endpoint, which keeps them open.
 #[derive(Default)]
-struct Bound {
+struct Bindings {
     cqs: Vec<Arc<CqInner>>,
     cntrs: Vec<Arc<CntrInner>>,
     avs: Vec<Arc<AvInner>>,
     eqs: Vec<Arc<EqInner>>,
-    srx: Option<Kept>,
-    /// What it answers for.
+    srx: Option<KeepAlive>,
+    /// The service that it serves.
     service_claim: Option<ServiceClaim>,
-    /// What it is a context of.
+    /// The scalable endpoint that it is a context of.
     context: Option<Box<dyn Parent>>,
 }
 
-/// The owner of an endpoint that stays open as long as this is there.
-pub(crate) type Kept = Arc<dyn std::any::Any + std::marker::Send + Sync>;
+/// Keeps an endpoint open as long as it lives.
+pub(crate) type KeepAlive = Arc<dyn std::any::Any + std::marker::Send + Sync>;
 
-/// What an endpoint is a context of. It is kept open by its contexts.
+/// The scalable endpoint of a context. Its contexts keep it open.
 pub(crate) trait Parent: std::marker::Send + Sync {
     /// Its address.
     fn addr(&self) -> Result<EpAddr>;
@@ -95,21 +96,22 @@ pub(crate) trait Parent: std::marker::Send + Sync {
     fn av(&self) -> Option<Av>;
 }
 
-/// What endpoints of both faces share.
+/// The part that endpoints of the safe and of the raw API share.
 pub struct EpCommon {
     pub(crate) dom: DomainRef,
     pub(crate) id: EpId,
     /// Number of this object, for the table of operations.
     pub(crate) object: u32,
     caps: Caps,
-    /// What an endpoint of type `FI_EP_MSG` has besides.
+    /// State of an endpoint of type `FI_EP_MSG`.
     pub(crate) connected: Option<Connected>,
-    /// All bits of a peer's address count, or none: data of a connection goes to the one peer.
+    /// Mask of destination addresses: all ones, or 0 for a connected endpoint, whose only peer has
+    /// index 0.
     pub(crate) addr_bits: FiAddr,
-    /// The other bits, which [`from`](Self::from) sets.
+    /// The inverse mask, for source addresses: see [`from`](Self::from).
     pub(crate) from_bits: FiAddr,
     limits: (usize, usize),
-    /// Longest message that is sent where it would not fit a frame.
+    /// Longest message, bytes. Checked for messages that do not fit a frame.
     pub(crate) max_msg_size: u64,
     buffered: (AtomicUsize, AtomicUsize),
     buffered_recv: bool,
@@ -117,17 +119,17 @@ pub struct EpCommon {
     rx_op_flags: AtomicU64,
     pub(crate) tx_selective: AtomicBool,
     pub(crate) rx_selective: AtomicBool,
-    /// What reads conditions of triggered operations out of their contexts.
-    pub(crate) condition_of: OnceLock<ConditionOf>,
-    bound: Arc<Mutex<Bound>>,
-    /// The endpoint that it is another name of, with default flags of its own.
-    alias_of: Option<Kept>,
+    /// Reads the condition of a triggered operation out of its context.
+    pub(crate) condition_reader: OnceLock<ConditionReader>,
+    bound: Arc<Mutex<Bindings>>,
+    /// The endpoint that this one is an alias of, with its own default flags.
+    alias_of: Option<KeepAlive>,
 }
 
 /// Default flags of transmit calls.
 struct TxOpFlags {
     given: AtomicU64,
-    /// As they are for calls on remote memory.
+    /// The same flags for one-sided operations.
     rma: AtomicU64,
 }
 
@@ -183,7 +185,7 @@ impl EpCommon {
         let mut core = dom.enter_control()?;
         let mut caps = attr.caps;
         if connected.is_some() {
-            // It has one peer, which nobody has to name.
+            // A connected endpoint has one peer, so receives need not name it.
             caps -= Caps::EXACT_DIRECTED_RECV;
         }
         let id = core.node().eps.open(NodeEpAttr { caps, ..attr })?;
@@ -206,17 +208,17 @@ impl EpCommon {
     /// The address of a service at a host, as [`Av::find_hosts`] finds it.
     ///
     /// # Errors
-    /// [`Error::NoData`]: no station answered that it serves there.
+    /// [`Error::NoData`]: no station answered that it serves this service.
     pub fn find_host(&self, ip: IpAddr, service: u16) -> Result<EpAddr> {
         self.dom.find_hosts(&[(ip, service)]).pop().unwrap_or(Err(Error::NoData))
     }
 
-    /// Refuses what no endpoint here has.
+    /// Refuses attributes that an endpoint of this domain cannot have.
     ///
     /// # Errors
     /// [`Error::Invalid`]: more than `fi_getinfo` offers, or a key that is not the domain's.
-    /// [`Error::OpNotSupp`]: `FI_MULTICAST` where there is none, or connections where keys are
-    /// those of address vectors.
+    /// [`Error::OpNotSupp`]: `FI_MULTICAST` on a port without multicast, or `FI_EP_MSG` with keys
+    /// of address vectors.
     pub(crate) fn check(dom: &DomainRef, info: &Info) -> Result<()> {
         crate::info::check_limits(info, &dom.settings)?;
         check_endpoint(dom, &info.ep_attr.auth_key)?;
@@ -280,14 +282,14 @@ impl EpCommon {
             rx_op_flags: AtomicU64::new(attr.rx_op_flags.bits()),
             tx_selective: AtomicBool::new(false),
             rx_selective: AtomicBool::new(false),
-            condition_of: OnceLock::new(),
+            condition_reader: OnceLock::new(),
             bound: Arc::default(),
             alias_of: None,
         }
     }
 
-    /// Another name of an endpoint, which stays open as long as it has one: `kept` is its owner.
-    pub(crate) fn alias(of: &Self, kept: Kept) -> Self {
+    /// An alias of an endpoint. `keep_alive` keeps the endpoint open.
+    pub(crate) fn alias(of: &Self, keep_alive: KeepAlive) -> Self {
         let same = |word: &AtomicBool| AtomicBool::new(word.load(Ordering::Relaxed));
         let number = |word: &AtomicUsize| AtomicUsize::new(word.load(Ordering::Relaxed));
         Self {
@@ -295,7 +297,7 @@ impl EpCommon {
             id: of.id,
             object: of.object,
             caps: of.caps,
-            // It has no connection to make or to end.
+            // An alias does not connect or disconnect.
             connected: None,
             addr_bits: of.addr_bits,
             from_bits: of.from_bits,
@@ -307,39 +309,40 @@ impl EpCommon {
             rx_op_flags: AtomicU64::new(of.rx_op_flags().bits()),
             tx_selective: same(&of.tx_selective),
             rx_selective: same(&of.rx_selective),
-            condition_of: of.condition_of.clone(),
+            condition_reader: of.condition_reader.clone(),
             bound: Arc::clone(&of.bound),
-            alias_of: Some(kept),
+            alias_of: Some(keep_alive),
         }
     }
 
-    /// Takes receives from a shared context, which is kept open: `kept` is its owner.
-    pub(crate) fn bind_srx_inner(&self, srx: &Self, kept: Kept) -> Result<()> {
+    /// Takes receives from a shared receive context. `keep_alive` keeps the context open.
+    pub(crate) fn bind_srx_inner(&self, srx: &Self, keep_alive: KeepAlive) -> Result<()> {
         self.same_domain(&srx.dom)?;
         let connected = self.connected.is_some();
         self.dom.enter_control()?.node().eps.bind_srx(self.id, srx.id, connected)?;
-        self.bound().srx = Some(kept);
+        self.bound().srx = Some(keep_alive);
         Ok(())
     }
 
-    /// Whether receives are posted to a shared context in its place.
+    /// Whether its receives are posted to a shared receive context.
     pub(crate) fn shares_receives(&self) -> bool {
         self.bound().srx.is_some()
     }
 
-    /// Whom a send for `dest` goes to.
+    /// The destination of a send: `dest`, or the only peer of a connected endpoint.
     #[inline(always)]
     pub(crate) fn to(&self, dest: FiAddr) -> FiAddr {
         dest & self.addr_bits
     }
 
-    /// Whose messages a receive for `src` takes: all, if there is but one sender.
+    /// The source of a receive: `src`, or [`FI_ADDR_UNSPEC`](crate::FI_ADDR_UNSPEC) on a connected
+    /// endpoint, which has one sender.
     #[inline(always)]
     pub(crate) fn from(&self, src: FiAddr) -> FiAddr {
         src | self.from_bits
     }
 
-    fn bound(&self) -> std::sync::MutexGuard<'_, Bound> {
+    fn bound(&self) -> std::sync::MutexGuard<'_, Bindings> {
         self.bound.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -365,13 +368,14 @@ impl EpCommon {
         }
     }
 
-    /// Binds a counter for the directions in `flags`. The endpoint may be enabled already, which
-    /// fi_endpoint(3) does not ask for and Sandia OpenSHMEM relies on: what ends from then on is
-    /// counted.
+    /// Binds a counter for the directions in `flags`. The endpoint may already be enabled, which
+    /// fi_endpoint(3) does not require and Sandia OpenSHMEM relies on: operations that end after
+    /// the call are counted.
     ///
     /// # Errors
-    /// - [`Error::BadFlags`]: a direction is not one of a counter.
-    /// - [`Error::Invalid`]: the counter is of another domain, or the direction has one.
+    /// - [`Error::BadFlags`]: a flag is not a direction of a counter.
+    /// - [`Error::Invalid`]: the counter is of another domain, or the direction already has a
+    ///   counter.
     /// - [`Error::OpBadState`] as for every call.
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_cntr(&self, cntr: &Cntr, flags: BindFlags) -> Result<()> {
@@ -384,7 +388,7 @@ impl EpCommon {
     /// Binds the address vector that destinations and sources are looked up in.
     ///
     /// # Errors
-    /// - [`Error::Invalid`]: it is of another domain.
+    /// - [`Error::Invalid`]: the vector is of another domain.
     /// - [`Error::OpBadState`]: the endpoint is enabled.
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_av(&self, av: &Av) -> Result<()> {
@@ -394,15 +398,15 @@ impl EpCommon {
         Ok(())
     }
 
-    /// Binds an event queue, which hears when the port has gone and how a
-    /// join ended. An endpoint needs none but to join a group.
+    /// Binds an event queue, which gets the loss of the port and the outcomes of joins. Only an
+    /// endpoint that joins groups needs one.
     ///
     /// # Errors
     /// [`Error::OpBadState`] as for every call.
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_eq(&self, eq: &Eq) -> Result<()> {
-        self.dom.listen_to(&eq.0)?;
-        self.dom.tell_joins_to(self.id, &eq.0);
+        self.dom.bind_domain_eq(&eq.0)?;
+        self.dom.set_join_eq(self.id, &eq.0);
         self.bound().eqs.push(Arc::clone(&eq.0));
         Ok(())
     }
@@ -412,17 +416,17 @@ impl EpCommon {
         self.bound().eqs.last().map(Arc::clone)
     }
 
-    /// Whether it is this address vector that is bound.
+    /// Whether this address vector is bound.
     pub(crate) fn uses_av(&self, av: &Arc<AvInner>) -> bool {
         self.bound().avs.iter().any(|bound| Arc::ptr_eq(bound, av))
     }
 
-    /// Makes the endpoint able to send and receive.
+    /// Enables the endpoint: it can send and receive from now on.
     ///
     /// # Errors
     /// - [`Error::NoCq`]: a direction that its capabilities allow has no completion queue.
     /// - [`Error::NoAv`]: no address vector is bound.
-    /// - [`Error::OpBadState`]: it is enabled already.
+    /// - [`Error::OpBadState`]: the endpoint is already enabled.
     ///
     /// Source: fi_endpoint(3), "fi_enable".
     #[doc(alias = "fi_enable")]
@@ -437,7 +441,7 @@ impl EpCommon {
         self.dom.enter_control()?.node().ep_enable(self.id)
     }
 
-    /// The endpoint's address, for others to insert; of a context that of its scalable endpoint.
+    /// The endpoint's address, for peers to insert; for a context, that of its scalable endpoint.
     ///
     /// # Errors
     /// [`Error::OpBadState`] as for every call.
@@ -449,15 +453,15 @@ impl EpCommon {
         self.dom.enter_control()?.node().addr_of(self.id)
     }
 
-    /// Gives the endpoint, until it is enabled, another number: that of the native address in
-    /// `addr`. The MAC cannot be changed: it is the port's, or zero for the same.
+    /// Gives the endpoint, before it is enabled, the number of the native address in `addr`. The
+    /// MAC cannot be changed: it has to be the port's, or zero.
     ///
     /// # Errors
     /// - [`Error::OpBadState`]: the endpoint is enabled.
     /// - [`Error::AddrInUse`]: another endpoint has the number.
-    /// - [`Error::AddrNotAvail`]: the MAC is another one.
-    /// - [`Error::Invalid`]: it is no address, or the endpoint has none of its own: it is connected
-    ///   or a context.
+    /// - [`Error::AddrNotAvail`]: the MAC is not the port's.
+    /// - [`Error::Invalid`]: `addr` is no address, or the endpoint has no number of its own: it is
+    ///   connected or a context.
     ///
     /// Source: fi_cm(3), "fi_setname".
     #[doc(alias = "fi_setname")]
@@ -479,29 +483,32 @@ impl EpCommon {
         Ok(EpAddr::LEN)
     }
 
-    /// What the endpoint was granted.
+    /// The capabilities that the endpoint was granted.
     pub fn caps(&self) -> Caps {
         self.caps
     }
 
-    /// Default flags of the transmit calls that take none (`FI_GETOPSFLAG` with `FI_TRANSMIT`).
+    /// Default flags of the transmit calls without a flags argument (`FI_GETOPSFLAG` with
+    /// `FI_TRANSMIT`).
     pub fn tx_op_flags(&self) -> OpFlags {
         self.tx_op_flags.get()
     }
 
-    /// Those for calls on remote memory, which know no matching: what is executed is matched.
+    /// Default flags of one-sided calls: there `FI_MATCH_COMPLETE` means `FI_DELIVERY_COMPLETE`,
+    /// since they match no receive.
     #[inline(always)]
     pub(crate) fn rma_op_flags(&self) -> OpFlags {
         self.tx_op_flags.rma()
     }
 
-    /// Default flags of the receive calls that take none (`FI_GETOPSFLAG` with `FI_RECV`).
+    /// Default flags of the receive calls without a flags argument (`FI_GETOPSFLAG` with
+    /// `FI_RECV`).
     pub fn rx_op_flags(&self) -> OpFlags {
         OpFlags::from_bits_retain(self.rx_op_flags.load(Ordering::Relaxed))
     }
 
-    /// Those for tagged receives: `FI_MULTI_RECV` among them is for untagged ones, unless the
-    /// endpoint has `FI_TAGGED_MULTI_RECV`.
+    /// Default flags of tagged receives: `FI_MULTI_RECV` applies to untagged receives only, unless
+    /// the endpoint has `FI_TAGGED_MULTI_RECV`.
     #[inline(always)]
     pub(crate) fn tagged_op_flags(&self) -> OpFlags {
         let flags = self.rx_op_flags();
@@ -514,7 +521,7 @@ impl EpCommon {
     /// Sets the default flags of transmit calls (`FI_SETOPSFLAG`).
     ///
     /// # Errors
-    /// [`Error::BadFlags`]: one is not a transmit flag. Nothing changed.
+    /// [`Error::BadFlags`]: a flag is not a transmit flag. Nothing changed.
     pub fn set_tx_op_flags(&self, flags: OpFlags) -> Result<()> {
         if !crate::info::TX_OP_FLAGS.contains(flags) {
             return Err(Error::BadFlags);
@@ -523,7 +530,7 @@ impl EpCommon {
         Ok(())
     }
 
-    /// Sets the flags that an alias has of its own, `FI_TRIGGER` among them.
+    /// Sets the default flags of an alias, which may have `FI_TRIGGER`.
     pub(crate) fn set_alias_flags(&self, flags: OpFlags, recv: bool) -> Result<()> {
         let plain = flags - OpFlags::TRIGGER;
         match recv {
@@ -543,7 +550,7 @@ impl EpCommon {
     /// Sets the default flags of receive calls (`FI_SETOPSFLAG`).
     ///
     /// # Errors
-    /// [`Error::BadFlags`]: one is not a receive flag. Nothing changed.
+    /// [`Error::BadFlags`]: a flag is not a receive flag. Nothing changed.
     pub fn set_rx_op_flags(&self, flags: OpFlags) -> Result<()> {
         if !crate::info::RX_OP_FLAGS.contains(flags) {
             return Err(Error::BadFlags);
@@ -555,8 +562,8 @@ impl EpCommon {
     /// Sets option `name` (see [`opt`]).
     ///
     /// # Errors
-    /// - [`Error::NoProtoOpt`]: the option is not known, or can only be read.
-    /// - [`Error::Invalid`]: the value cannot be.
+    /// - [`Error::NoProtoOpt`]: the option is unknown or read-only.
+    /// - [`Error::Invalid`]: the value is not allowed.
     #[doc(alias = "fi_setopt")]
     pub fn setopt(&self, name: i32, value: usize) -> Result<()> {
         let mut core = self.dom.enter_control()?;
@@ -584,7 +591,7 @@ impl EpCommon {
     /// The value of option `name` (see [`opt`]).
     ///
     /// # Errors
-    /// [`Error::NoProtoOpt`]: the option is not known.
+    /// [`Error::NoProtoOpt`]: the option is unknown.
     #[doc(alias = "fi_getopt")]
     pub fn getopt(&self, name: i32) -> Result<usize> {
         let mut core = self.dom.enter_control()?;
@@ -623,12 +630,13 @@ impl Drop for EpCommon {
         if self.alias_of.is_some() {
             return;
         }
-        // In an owned domain another thread cannot close: the endpoint goes with the domain.
+        // In an owned domain another thread cannot close the endpoint: it is then closed with the
+        // domain.
         let Ok(mut core) = self.dom.lock.enter_to_close() else { return };
         if let Some(it) = &self.connected {
             it.close(&mut core);
         }
-        core.works.end(self.id);
+        core.deferred.end(self.id);
         let now = Engine::now();
         core.engine.send_held();
         if let Err(e) = core.node().ep_close(now, self.id) {
@@ -644,8 +652,7 @@ impl Drop for EpCommon {
 /// with message boundaries.
 ///
 /// Data calls take their buffers by value; the completion gives them back. Dropping the endpoint
-/// cancels what is pending: each such operation gets an error entry `FI_ECANCELED`, which holds
-/// its buffers.
+/// cancels pending operations: each gets an error entry `FI_ECANCELED`, which holds its buffers.
 pub struct Endpoint(EpCommon);
 
 impl Deref for Endpoint {
@@ -656,7 +663,7 @@ impl Deref for Endpoint {
     }
 }
 
-/// A send of the safe API, before flags are looked at.
+/// The arguments of a send of the safe API.
 pub(crate) struct Send {
     pub(crate) kind: MsgKind,
     pub(crate) bufs: Bufs,
@@ -667,7 +674,7 @@ pub(crate) struct Send {
     pub(crate) flags: OpFlags,
 }
 
-/// A receive of the safe API, before flags are looked at.
+/// The arguments of a receive of the safe API.
 pub(crate) struct Recv {
     pub(crate) kind: MsgKind,
     pub(crate) bufs: Bufs,
@@ -678,7 +685,8 @@ pub(crate) struct Recv {
     pub(crate) flags: OpFlags,
 }
 
-/// How an operation with these flags ends that ends with its first completion.
+/// Kind of an operation that ends with its first completion: silent if selective completion hides
+/// it.
 #[inline(always)]
 fn kind_once(selective: &AtomicBool, flags: OpFlags) -> OpKind {
     if selective.load(Ordering::Relaxed) && cold(!flags.contains(OpFlags::COMPLETION)) {
@@ -703,20 +711,20 @@ impl Endpoint {
     }
 
     /// Binds a completion queue for the directions in `flags`; with `SELECTIVE_COMPLETION` only
-    /// operations with `FI_COMPLETION` are reported. The buffers of one that is not are freed when
-    /// it is done: an application of the safe API that wants them back asks for the completion.
+    /// operations with `FI_COMPLETION` are reported. The buffers of an unreported operation are
+    /// freed when it ends: an application that wants them back requests the completion.
     ///
     /// # Errors
-    /// - [`Error::BadFlags`]: not directions of a queue.
+    /// - [`Error::BadFlags`]: a flag is not a direction of a queue.
     /// - [`Error::Invalid`]: the queue is of another domain.
     #[doc(alias = "fi_ep_bind")]
     pub fn bind_cq(&self, cq: &Cq, flags: BindFlags) -> Result<()> {
         self.0.bind_cq_inner(&cq.0, flags)
     }
 
-    /// Cancels one operation posted with `context`: a receive, or a send of which nothing has left
-    /// yet. Its error entry `FI_ECANCELED` holds its buffers; if it completes first, there is only
-    /// that completion.
+    /// Cancels one operation posted with `context`: a receive, or a send of which no frame has left
+    /// yet. Its error entry `FI_ECANCELED` holds its buffers. If the operation completes first,
+    /// only that completion is written.
     ///
     /// # Errors
     /// [`Error::NoData`]: no such operation is pending.
@@ -736,7 +744,8 @@ impl Endpoint {
     #[doc(alias = "fi_close")]
     pub fn close(self) {}
 
-    /// Posts a send. One buffer to a peer that nothing stands before goes the way of the raw API.
+    /// Posts a send. A single buffer takes the fast path of the raw API if no earlier send to the
+    /// peer is queued.
     #[inline(always)]
     pub(crate) fn post_send(&self, send: Send) -> PostResult {
         let Send { kind, bufs, dest, tag, data, context, flags } = send;

@@ -32,7 +32,7 @@ pub const FI_JOIN_COMPLETE: u32 = 6;
 pub struct Eq(pub(crate) Arc<EqInner>);
 
 /// A domain whose progress loop is turned by reads of an event queue.
-pub(crate) trait Turns: Send + Sync {
+pub(crate) trait ManualProgress: Send + Sync {
     /// Turns the loop if the domain has manual progress, and returns whether it has.
     fn turn_for_reader(&self) -> bool;
 }
@@ -42,7 +42,7 @@ pub(crate) struct EqInner {
     state: Mutex<State>,
     filled: Condvar,
     fd: Option<EventFd>,
-    loops: Mutex<Vec<Weak<dyn Turns>>>,
+    loops: Mutex<Vec<Weak<dyn ManualProgress>>>,
 }
 
 #[derive(Default)]
@@ -56,7 +56,7 @@ struct State {
 impl State {
     /// Index of the next item to read. Connection requests are skipped while an acceptance is
     /// pending.
-    fn next(&mut self) -> Option<usize> {
+    fn next_index(&mut self) -> Option<usize> {
         if !self.accepting.is_empty() {
             let now = Instant::now();
             self.accepting.retain(|(_, until)| *until > now);
@@ -70,12 +70,12 @@ impl State {
     /// # Errors
     /// [`Error::Again`]: the next item is no error event, or there is none.
     fn next_error(&mut self) -> Result<usize> {
-        let at = self.next().ok_or(Error::Again)?;
+        let at = self.next_index().ok_or(Error::Again)?;
         if matches!(self.items.get(at), Some(Item::Error(_))) { Ok(at) } else { Err(Error::Again) }
     }
 
     /// Notes the outcome of the acceptance by endpoint `fid`. True if the acceptance was pending.
-    fn heard(&mut self, fid: u64) -> bool {
+    fn accept_done(&mut self, fid: u64) -> bool {
         let before = self.accepting.len();
         self.accepting.retain(|(of, _)| *of != fid);
         self.accepting.len() < before
@@ -111,18 +111,18 @@ impl Event {
 }
 
 /// A connection request that was not read.
-pub(crate) struct Unread {
+pub(crate) struct UnreadRequest {
     pub(crate) request: ConnRequest,
     /// Address of its `fi_info`, if the request was peeked at.
     pub(crate) info: Option<u64>,
 }
 
 /// Whether a read removes the event.
-enum Take<'a> {
-    Out,
+enum ReadMode<'a> {
+    Remove,
     /// The event stays. The closure makes the `fi_info` of a connection request from the listener's
     /// fid and the request.
-    Look(&'a mut dyn FnMut(u64, ConnRequest) -> Result<u64>),
+    Peek(&'a mut dyn FnMut(u64, ConnRequest) -> Result<u64>),
 }
 
 /// An error event (`struct fi_eq_err_entry`).
@@ -190,7 +190,7 @@ impl Eq {
     /// As there.
     pub fn read_cm(&self, buf: &mut [u8]) -> Result<(u32, usize, Option<ConnRequest>)> {
         self.0.progress();
-        self.0.take(buf, &mut Take::Out)
+        self.0.take(buf, &mut ReadMode::Remove)
     }
 
     /// As [`read`](Self::read), but the event stays (`FI_PEEK`).
@@ -209,7 +209,7 @@ impl Eq {
         mut make: impl FnMut(u64, ConnRequest) -> Result<u64>,
     ) -> Result<(u32, usize)> {
         self.0.progress();
-        self.0.take(buf, &mut Take::Look(&mut make)).map(|(event, len, _)| (event, len))
+        self.0.take(buf, &mut ReadMode::Peek(&mut make)).map(|(event, len, _)| (event, len))
     }
 
     /// As [`read`](Self::read), but waits up to `timeout_ms` milliseconds (negative: for ever) for
@@ -232,7 +232,7 @@ impl Eq {
         buf: &mut [u8],
         timeout_ms: i32,
     ) -> Result<(u32, usize, Option<ConnRequest>)> {
-        self.wait(buf, timeout_ms, &mut Take::Out)
+        self.wait(buf, timeout_ms, &mut ReadMode::Remove)
     }
 
     /// As [`sread`](Self::sread), but the event stays (`FI_PEEK`). `make` is as in
@@ -246,15 +246,15 @@ impl Eq {
         timeout_ms: i32,
         mut make: impl FnMut(u64, ConnRequest) -> Result<u64>,
     ) -> Result<(u32, usize)> {
-        let take = &mut Take::Look(&mut make);
-        self.wait(buf, timeout_ms, take).map(|(event, len, _)| (event, len))
+        let mode = &mut ReadMode::Peek(&mut make);
+        self.wait(buf, timeout_ms, mode).map(|(event, len, _)| (event, len))
     }
 
     fn wait(
         &self,
         buf: &mut [u8],
         timeout_ms: i32,
-        take: &mut Take<'_>,
+        mode: &mut ReadMode<'_>,
     ) -> Result<(u32, usize, Option<ConnRequest>)> {
         let eq = &*self.0;
         if !eq.attr.wait_obj.waits()? {
@@ -263,7 +263,7 @@ impl Eq {
         let end = timeout_of(timeout_ms).map(|t| Instant::now() + t);
         loop {
             let drive = eq.progress();
-            match eq.take(buf, take) {
+            match eq.take(buf, mode) {
                 Err(Error::Again) => {}
                 other => return other,
             }
@@ -274,7 +274,7 @@ impl Eq {
             let mut state = eq.lock();
             let drive = drive || !state.accepting.is_empty();
             let longest = if drive { PERIOD } else { Duration::from_secs(1) };
-            if state.next().is_none() {
+            if state.next_index().is_none() {
                 let time = left.map_or(longest, |l| l.min(longest));
                 drop(eq.filled.wait_timeout(state, time).unwrap_or_else(PoisonError::into_inner));
             }
@@ -297,7 +297,7 @@ impl Eq {
         }
         let bytes = buf.to_vec();
         state.items.push_back(Item::Event(Event { event, bytes, ..Event::default() }));
-        self.0.tell(&state);
+        self.0.signal(&state);
         Ok(buf.len())
     }
 
@@ -310,7 +310,7 @@ impl Eq {
         let mut state = self.0.lock();
         let at = state.next_error()?;
         let Some(Item::Error(err)) = state.items.remove(at) else { return Err(Error::Again) };
-        self.0.untell(&state);
+        self.0.clear_signal(&state);
         Ok(err)
     }
 
@@ -350,18 +350,18 @@ impl EqInner {
     fn take(
         &self,
         buf: &mut [u8],
-        take: &mut Take<'_>,
+        mode: &mut ReadMode<'_>,
     ) -> Result<(u32, usize, Option<ConnRequest>)> {
         let mut state = self.lock();
-        let next = state.next().ok_or(Error::Again)?;
+        let next = state.next_index().ok_or(Error::Again)?;
         let (event, len, request) = match state.items.get_mut(next) {
             None => return Err(Error::Again),
             Some(Item::Error(_)) => return Err(Error::Avail),
             Some(Item::Event(Event { event, bytes, of, request })) => {
                 let to = buf.get_mut(..bytes.len()).ok_or(Error::TooSmall)?;
-                let request = match take {
-                    Take::Out => request.take(),
-                    Take::Look(make) => {
+                let request = match mode {
+                    ReadMode::Remove => request.take(),
+                    ReadMode::Peek(make) => {
                         if let Some(request) = request
                             && let Some(info) = bytes.get_mut(8..16)
                             && *info == [0; 8]
@@ -375,9 +375,9 @@ impl EqInner {
                 (*event, bytes.len(), request)
             }
         };
-        if matches!(take, Take::Out) {
+        if matches!(mode, ReadMode::Remove) {
             state.items.remove(next);
-            self.untell(&state);
+            self.clear_signal(&state);
         }
         Ok((event, len, request))
     }
@@ -385,7 +385,7 @@ impl EqInner {
     fn push(&self, item: Item) {
         let mut state = self.lock();
         state.items.push_back(item);
-        self.tell(&state);
+        self.signal(&state);
     }
 
     pub(crate) fn push_error(&self, err: Error) {
@@ -408,18 +408,21 @@ impl EqInner {
         bytes.extend(data);
         let item = Item::Event(Event { event, bytes, of: fid, request });
         let mut state = self.lock();
-        let at =
-            if state.heard(fid) { state.items.iter().position(Item::is_request) } else { None };
+        let at = if state.accept_done(fid) {
+            state.items.iter().position(Item::is_request)
+        } else {
+            None
+        };
         let at = at.unwrap_or(state.items.len());
         state.items.insert(at, item);
-        self.tell(&state);
+        self.signal(&state);
         true
     }
 
     /// Notes that endpoint `fid` has accepted. Connection requests are held back until the queue
     /// has the outcome: the listener has its own node, so a further request of the same peer may
     /// arrive before this side knows that the first connection is established.
-    pub(crate) fn accepting(&self, fid: u64) {
+    pub(crate) fn accept_pending(&self, fid: u64) {
         self.lock().accepting.push((fid, Instant::now() + ACCEPT_MAX));
     }
 
@@ -431,23 +434,24 @@ impl EqInner {
 
     /// Drops the unread events of endpoint or group `fid`, and returns the connection requests
     /// among them.
-    pub(crate) fn forget(&self, fid: u64) -> Vec<Unread> {
+    pub(crate) fn forget(&self, fid: u64) -> Vec<UnreadRequest> {
         let mut requests = Vec::new();
         if fid == 0 {
             return requests;
         }
         let mut state = self.lock();
-        state.heard(fid);
+        state.accept_done(fid);
         state.items.retain_mut(|item| match item {
             Item::Event(event) if event.of == fid => {
                 let info = event.info().filter(|&info| info != 0);
-                requests.extend(event.request.take().map(|request| Unread { request, info }));
+                requests
+                    .extend(event.request.take().map(|request| UnreadRequest { request, info }));
                 false
             }
             Item::Error(err) => err.fid != fid,
             Item::Event(_) => true,
         });
-        self.untell(&state);
+        self.clear_signal(&state);
         requests
     }
 
@@ -476,7 +480,7 @@ impl EqInner {
 
     /// Wakes waiting threads and makes the descriptor readable. The state stays locked: otherwise
     /// the descriptor could become readable after a reader has taken the last event and cleared it.
-    fn tell(&self, _state: &MutexGuard<'_, State>) {
+    fn signal(&self, _state: &MutexGuard<'_, State>) {
         self.filled.notify_all();
         if let Some(fd) = &self.fd {
             // Fails only if the count would pass 2^64 - 2.
@@ -484,14 +488,14 @@ impl EqInner {
         }
     }
 
-    fn untell(&self, state: &State) {
+    fn clear_signal(&self, state: &State) {
         if let Some(fd) = self.fd.as_ref().filter(|_| state.items.is_empty()) {
             // Fails only if it is clear already.
             let _ = fd.read();
         }
     }
 
-    pub(crate) fn bind(&self, of: Weak<dyn Turns>) {
+    pub(crate) fn bind(&self, of: Weak<dyn ManualProgress>) {
         self.loops.lock().unwrap_or_else(PoisonError::into_inner).push(of);
     }
 
@@ -563,18 +567,18 @@ mod tests {
         let request = || Some(ConnRequest::of(3, addr));
         let mut buf = [0; 64];
         let mut next = |q: &Eq| q.read(&mut buf).map(|(event, _)| event);
-        q.0.accepting(7);
+        q.0.accept_pending(7);
         q.0.push_cm(1, 5, &[], request());
         assert_eq!(next(&q), Err(Error::Again));
         q.0.push_cm(2, 7, &[], None);
         assert_eq!([next(&q), next(&q), next(&q)], [Ok(2), Ok(1), Err(Error::Again)]);
         // Nor for ever.
-        q.0.accepting(8);
+        q.0.accept_pending(8);
         q.0.push_cm(1, 5, &[], request());
         assert_eq!(next(&q), Err(Error::Again));
         assert_eq!(q.sread(&mut [0; 64], 60_000).map(|(event, _)| event), Ok(1));
         // An error behind it is told at once, and taken by who is told.
-        q.0.accepting(8);
+        q.0.accept_pending(8);
         q.0.push_cm(1, 5, &[], request());
         q.0.push_error(Error::NetDown);
         assert_eq!(next(&q), Err(Error::Avail));
@@ -584,7 +588,7 @@ mod tests {
         q.0.push_cm(2, 8, &[], None);
         assert_eq!([next(&q), next(&q)], [Ok(2), Ok(1)]);
         // What is forgotten holds nobody up.
-        q.0.accepting(9);
+        q.0.accept_pending(9);
         q.0.push_cm(1, 5, &[], request());
         q.0.forget(9);
         assert_eq!(next(&q), Ok(1));

@@ -1,7 +1,7 @@
-//! Error codes by their libfabric names, and what they say.
+//! Error codes by their libfabric names, and their texts.
 //!
-//! A call returns [`Error`], which has one `fi_errno` each; the constants are for whoever compares
-//! numbers, and for C programs. The values are those of rdma/fi_errno.h.
+//! Calls return [`Error`]; each variant has one `fi_errno`. The constants are for code that
+//! compares numbers, and for C programs. The values are those of rdma/fi_errno.h.
 
 pub use barewire_dataplane::error::{Error, Result};
 
@@ -90,8 +90,8 @@ pub const FI_SUCCESS: i32 = 0;
 /// The same as [`FI_EAGAIN`].
 pub const FI_EWOULDBLOCK: i32 = FI_EAGAIN;
 
-/// What a call returns that needed a file or a descriptor for `what` and did not get it, with the
-/// system's `errno`. The cure is logged.
+/// The error of a call that could not get a file or a descriptor for `what`, by the system's
+/// `errno`. The remedy is logged.
 pub fn refused_by_system(what: &str, errno: i32) -> Error {
     let (error, mend) = mend_of(errno);
     let why = std::io::Error::from_raw_os_error(errno);
@@ -99,8 +99,8 @@ pub fn refused_by_system(what: &str, errno: i32) -> Error {
     error
 }
 
-/// The error of ours for an `errno` of a file or a descriptor, and what mends it: empty, or with
-/// "; " before it.
+/// The [`Error`] for an `errno` of a file or a descriptor, and the remedy: empty, or with a leading
+/// "; ".
 pub(crate) fn mend_of(errno: i32) -> (Error, &'static str) {
     match errno {
         libc::EMFILE => (Error::ManyFiles, "; raise the process's limit: ulimit -n 65536"),
@@ -118,13 +118,13 @@ pub(crate) fn mend_of(errno: i32) -> (Error, &'static str) {
     }
 }
 
-/// A domain that could not be opened: the number for a program, a line for a person.
+/// The error of a domain that could not be opened: a code for the program, a line for its user.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{line}")]
 pub struct OpenError {
-    /// What a call would return.
+    /// The error code.
     pub error: Error,
-    /// What is missing and what would mend it, in one line.
+    /// What is missing, and the remedy, in one line.
     pub line: String,
 }
 
@@ -146,12 +146,12 @@ impl From<OpenError> for Error {
     }
 }
 
-/// Why a port does not open, as ours.
+/// Converts the error of a port that does not open.
 pub(crate) fn open_error(e: barewire_driver::error::OpenError) -> OpenError {
     OpenError::new(error_of(e.errno()), e.to_string())
 }
 
-/// The error of ours that says best what an errno of the system does.
+/// The [`Error`] that is closest to an `errno` of the system.
 fn error_of(errno: i32) -> Error {
     match errno {
         libc::EINVAL => Error::Invalid("port"),

@@ -1,8 +1,8 @@
 //! Files that are read again while a domain is open.
 //!
 //! A file may be on a server that does not answer, so no thread that runs the progress loop reads
-//! one. A separate thread checks once a second whether a file has changed, reads it, and leaves its
-//! content for the next turn that reads the clock.
+//! files. A separate thread checks once a second whether a file has changed, reads it, and leaves
+//! the content in a mailbox for the next turn of the loop that reads the clock.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -15,24 +15,24 @@ use std::time::Duration;
 use crate::errno::OpenError;
 use crate::own_thread;
 
-/// Pause between two looks at the files.
-const LOOK: Duration = Duration::from_secs(1);
+/// Pause between two checks of the files.
+const POLL_PERIOD: Duration = Duration::from_secs(1);
 
-/// Stack of the thread that looks.
+/// Stack of the watching thread, bytes.
 const STACK_LEN: usize = 256 << 10;
 
-/// Times that files are read again which change meanwhile.
+/// Most reads of files that change during a read.
 const TRIES: u32 = 4;
 
-/// Looks in a row at files that cannot be used, at which the log is told: several files do not
-/// change at one time.
-const TELL_AT: u32 = 2;
+/// Number of failed checks in a row at which a warning is logged. One is tolerated: several files
+/// are not replaced at the same instant.
+const WARN_AT: u32 = 2;
 
-/// What tells one state of a file from another: device, inode, length, times of change, mode.
-/// `None` if there is no such file.
+/// Version of a file: device, inode, length, times of change, mode. `None` if the file does not
+/// exist.
 type Stamp = Option<[i64; 8]>;
 
-/// How files are.
+/// The current stamps of files.
 fn stamps(paths: &[PathBuf]) -> Vec<Stamp> {
     let stamp = |path: &PathBuf| {
         let is = std::fs::metadata(path).ok()?;
@@ -44,31 +44,31 @@ fn stamps(paths: &[PathBuf]) -> Vec<Stamp> {
     paths.iter().map(stamp).collect()
 }
 
-/// Files that hold something.
+/// Files that are read as one unit.
 pub(crate) trait Source {
-    /// What they hold.
-    type Held;
+    /// The parsed content.
+    type Content;
 
-    /// What the log says where they cannot be used.
-    const STAYS: &str;
+    /// Consequence that is logged if the files cannot be used.
+    const UNCHANGED: &str;
 
-    /// The files, in an order that stays.
+    /// The files, always in the same order.
     fn paths(&self) -> &[PathBuf];
 
     /// Reads them.
     ///
     /// # Errors
-    /// They cannot be used; the line says why, and what would mend it.
-    fn read(&self) -> Result<Self::Held, OpenError>;
+    /// The files cannot be used; the line has the reason and the remedy.
+    fn read(&self) -> Result<Self::Content, OpenError>;
 }
 
-/// Files, and how they were when they were read.
+/// Files, and their stamps when they were read.
 #[derive(Clone, Debug)]
 pub(crate) struct Tracked<S> {
     pub(crate) source: S,
-    /// How they were; empty if they are to be read again whatever they are.
+    /// Stamps at the last read; empty if the files have to be read again in any case.
     stamps: Vec<Stamp>,
-    /// Why they cannot be used, and at how many looks in a row.
+    /// The reason why they cannot be used, and for how many checks in a row.
     bad: Option<(String, u32)>,
 }
 
@@ -77,13 +77,13 @@ impl<S: Source> Tracked<S> {
     ///
     /// # Errors
     /// As for [`Source::read`].
-    pub(crate) fn open(source: S) -> Result<(S::Held, Self), OpenError> {
+    pub(crate) fn open(source: S) -> Result<(S::Content, Self), OpenError> {
         let mut files = Self { source, stamps: Vec::new(), bad: None };
         Ok((files.read()?, files))
     }
 
-    /// Reads the files, as they are at one time, and notes how they are.
-    fn read(&mut self) -> Result<S::Held, OpenError> {
+    /// Reads a consistent state of the files and keeps their stamps.
+    fn read(&mut self) -> Result<S::Content, OpenError> {
         let mut tries = 0;
         loop {
             self.stamps = stamps(self.source.paths());
@@ -95,10 +95,10 @@ impl<S: Source> Tracked<S> {
         }
     }
 
-    /// What the files hold, if they are others than when they were read last. Files that cannot be
-    /// used change nothing, which the log tells once, at the second look in a row, and are looked
-    /// at again: a file server, or a limit on open files, may be why.
-    pub(crate) fn look(&mut self) -> Option<S::Held> {
+    /// The new content, if the files have changed. Files that cannot be used change nothing: they
+    /// are read again at the next check, since a file server or a limit on open files may be the
+    /// reason. This is logged once, at the second failed check in a row.
+    pub(crate) fn poll(&mut self) -> Option<S::Content> {
         if stamps(self.source.paths()) == self.stamps {
             return None;
         }
@@ -109,92 +109,92 @@ impl<S: Source> Tracked<S> {
             }
             Err(why) => {
                 self.stamps.clear();
-                if self.is_to_tell(&why.line) {
-                    tracing::warn!("{}; {}", why.line, S::STAYS);
+                if self.note_failure(&why.line) {
+                    tracing::warn!("{}; {}", why.line, S::UNCHANGED);
                 }
                 None
             }
         }
     }
 
-    /// Counts a look at files that cannot be used, and says whether that is to be told.
-    fn is_to_tell(&mut self, line: &str) -> bool {
+    /// Counts a failed check and returns whether to log it.
+    fn note_failure(&mut self, line: &str) -> bool {
         let before = self.bad.take().filter(|(known, _)| known == line);
         let times = before.map_or(1, |(_, times)| times.saturating_add(1));
         self.bad = Some((line.to_owned(), times));
-        times == TELL_AT
+        times == WARN_AT
     }
 
-    /// Whether they are read at the next look, also if they do not change.
+    /// Whether the files are read at the next check even if they do not change.
     #[cfg(test)]
     pub(crate) fn is_bad(&self) -> bool {
         self.stamps.is_empty()
     }
 }
 
-/// Looks once a second, until this is dropped.
+/// A thread that checks files once a second until this is dropped.
 pub(crate) struct FileWatch<T> {
-    found: Arc<Found<T>>,
+    mailbox: Arc<Mailbox<T>>,
     thread: Thread,
 }
 
-/// What the thread has found and the domain has not taken.
-struct Found<T> {
-    any: AtomicBool,
-    news: Mutex<Option<T>>,
+/// The last update that the domain has not taken.
+struct Mailbox<T> {
+    is_full: AtomicBool,
+    update: Mutex<Option<T>>,
 }
 
-impl<T> Default for Found<T> {
+impl<T> Default for Mailbox<T> {
     fn default() -> Self {
-        Self { any: AtomicBool::new(false), news: Mutex::new(None) }
+        Self { is_full: AtomicBool::new(false), update: Mutex::new(None) }
     }
 }
 
 impl<T: Send + 'static> FileWatch<T> {
-    /// Starts to call `look`, in a thread that no signal goes to.
+    /// Starts to call `poll`, in a thread that gets no signals.
     ///
     /// # Errors
     /// The system has no thread left.
     pub(crate) fn start(
-        look: impl FnMut() -> Option<T> + Clone + Send + 'static,
+        poll: impl FnMut() -> Option<T> + Clone + Send + 'static,
     ) -> io::Result<Self> {
-        let found = Arc::new(Found::default());
-        let watched = Arc::downgrade(&found);
-        let run = move || watch(look.clone(), &watched);
+        let mailbox = Arc::new(Mailbox::default());
+        let watched = Arc::downgrade(&mailbox);
+        let run = move || watch(poll.clone(), &watched);
         let thread = own_thread::spawn("barewire-keys", STACK_LEN, run)?;
-        Ok(Self { found, thread: thread.thread().clone() })
+        Ok(Self { mailbox, thread: thread.thread().clone() })
     }
 
-    /// What was found last, once.
+    /// Takes the last update.
     pub(crate) fn take(&self) -> Option<T> {
-        if !self.found.any.load(Ordering::Relaxed) {
+        if !self.mailbox.is_full.load(Ordering::Relaxed) {
             return None;
         }
-        let mut news = self.found.news.lock().unwrap_or_else(PoisonError::into_inner);
-        self.found.any.store(false, Ordering::Relaxed);
-        news.take()
+        let mut update = self.mailbox.update.lock().unwrap_or_else(PoisonError::into_inner);
+        self.mailbox.is_full.store(false, Ordering::Relaxed);
+        update.take()
     }
 }
 
 impl<T> Drop for FileWatch<T> {
-    /// The thread ends by itself. Nobody waits for it: it may wait for a file server.
+    /// The thread ends by itself and is not joined: it may wait for a file server.
     fn drop(&mut self) {
-        self.found = Arc::default();
+        self.mailbox = Arc::default();
         self.thread.unpark();
     }
 }
 
-fn watch<T>(mut look: impl FnMut() -> Option<T>, found: &Weak<Found<T>>) {
+fn watch<T>(mut poll: impl FnMut() -> Option<T>, mailbox: &Weak<Mailbox<T>>) {
     loop {
-        std::thread::park_timeout(LOOK);
-        if found.strong_count() == 0 {
+        std::thread::park_timeout(POLL_PERIOD);
+        if mailbox.strong_count() == 0 {
             return;
         }
-        if let Some(news) = look()
-            && let Some(found) = found.upgrade()
+        if let Some(update) = poll()
+            && let Some(mailbox) = mailbox.upgrade()
         {
-            *found.news.lock().unwrap_or_else(PoisonError::into_inner) = Some(news);
-            found.any.store(true, Ordering::Relaxed);
+            *mailbox.update.lock().unwrap_or_else(PoisonError::into_inner) = Some(update);
+            mailbox.is_full.store(true, Ordering::Relaxed);
         }
     }
 }
@@ -213,8 +213,8 @@ mod tests {
     struct Number([PathBuf; 1]);
 
     impl Source for Number {
-        type Held = u32;
-        const STAYS: &str = "the number stays";
+        type Content = u32;
+        const UNCHANGED: &str = "the number stays";
 
         fn paths(&self) -> &[PathBuf] {
             &self.0
@@ -248,23 +248,23 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (path, put) = number(&dir);
         let (held, mut files) = Tracked::open(Number([path.clone()])).unwrap();
-        assert_eq!((held, files.look()), (1, None));
+        assert_eq!((held, files.poll()), (1, None));
         put("2");
-        assert_eq!(files.look(), Some(2));
+        assert_eq!(files.poll(), Some(2));
         let mode = std::fs::Permissions::from_mode(0o640);
         std::fs::set_permissions(&path, mode).unwrap();
-        assert_eq!(files.look(), Some(2), "another mode is another state");
+        assert_eq!(files.poll(), Some(2), "another mode is another state");
         put("x");
         let told = |files: &Tracked<Number>| files.bad.as_ref().map(|(_, times)| *times);
         for times in 1..5 {
-            assert_eq!((files.look(), told(&files)), (None, Some(times)));
+            assert_eq!((files.poll(), told(&files)), (None, Some(times)));
         }
-        assert!(!files.is_to_tell("\"x\": none"), "it was told");
+        assert!(!files.note_failure("\"x\": none"), "it was told");
         put("y");
-        assert_eq!((files.look(), told(&files)), (None, Some(1)));
-        assert!(files.is_to_tell("\"y\": none"));
+        assert_eq!((files.poll(), told(&files)), (None, Some(1)));
+        assert!(files.note_failure("\"y\": none"));
         put("3");
-        assert_eq!((files.look(), told(&files), files.look()), (Some(3), None, None));
+        assert_eq!((files.poll(), told(&files), files.poll()), (Some(3), None, None));
         let missing = Number([dir.path().join("none")]);
         assert!(Tracked::open(missing).is_err());
     }
@@ -292,13 +292,13 @@ mod tests {
         let counted = Arc::clone(&looks);
         let watch = FileWatch::start(move || {
             counted.fetch_add(1, Ordering::Relaxed);
-            files.look()
+            files.poll()
         })
         .unwrap();
         assert!(watch.take().is_none());
         put("7");
         let begun = Instant::now();
-        let found = loop {
+        let mailbox = loop {
             if let Some(number) = watch.take() {
                 break number;
             }
@@ -306,7 +306,7 @@ mod tests {
             watch.thread.unpark();
             std::thread::sleep(Duration::from_millis(5));
         };
-        assert_eq!((found, watch.take()), (7, None), "it is taken once");
+        assert_eq!((mailbox, watch.take()), (7, None), "it is taken once");
         let masks = blocked_by("barewire-keys");
         // Those of the kernel that none can block, and two of the C library's own.
         let all = (1..=31).filter(|n| ![libc::SIGKILL, libc::SIGSTOP].contains(n));

@@ -1,9 +1,8 @@
-//! What there is to use: `fi_getinfo`, its hints and its answers.
+//! Discovery (fi_getinfo(3)): hints, and the fabric interfaces that match them.
 //!
 //! A hint that is not set (empty, 0, `Unspec`) is a wildcard; one that is set must hold or the
-//! answer is left out. Primary capabilities are granted only when asked for, and nothing in an
-//! answer goes beyond what was asked. No port is opened: that one really works is seen when its
-//! domain is opened.
+//! answer is left out. Primary capabilities are granted only on request, and no answer goes beyond
+//! the hints. No port is opened: whether a port works is known when its domain is opened.
 
 use std::fmt;
 use std::ops::Deref;
@@ -30,10 +29,10 @@ pub const fn version(major: u32, minor: u32) -> u32 {
     major << 16 | minor
 }
 
-/// The newest version of the interface that is offered.
+/// The newest version of the libfabric interface that is supported.
 pub const API_VERSION: u32 = version(2, 6);
 
-/// Contexts of each direction at most.
+/// Most transmit contexts, and most receive contexts, of a scalable endpoint.
 pub const CTX_MAX: usize = Node::CTX_MAX;
 
 /// Most remote ranges of one call (`rma_iov_limit`).
@@ -42,7 +41,7 @@ pub const RMA_IOV_LIMIT: usize = RmaList::MAX;
 /// Most pieces that one registration may have (`mr_iov_limit`).
 pub const MR_IOV_LIMIT: usize = 8;
 
-/// How `fi_addr_t`s are made (`enum fi_av_type`). Both kinds are indexes here.
+/// Type of an address vector (`enum fi_av_type`). An `fi_addr_t` of either type is an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum AvType {
     /// `FI_AV_UNSPEC`: a table.
@@ -54,75 +53,75 @@ pub enum AvType {
     Table,
 }
 
-/// What a listener was asked (`fi_info.handle` of an `FI_CONNREQ`): to be accepted by an endpoint
-/// opened with it ([`Info::handle`]), or refused by [`crate::PassiveEndpoint::reject`].
+/// A connection request (`fi_info.handle` of an `FI_CONNREQ`), to be accepted by an endpoint opened
+/// with it ([`Info::handle`]), or rejected by [`crate::PassiveEndpoint::reject`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnRequest {
-    /// The connection at the one who asks.
+    /// Number of the connection at the peer.
     pub(crate) number: u32,
     pub(crate) answers: bool,
     pub(crate) side: EpAddr,
     pub(crate) ep: EpAddr,
-    answered: Answered,
+    reply: SharedReply,
 }
 
-/// Who listens, and refuses a request for somebody who has it and not the listener.
-pub(crate) trait Refuses: Send + Sync {
-    /// Refuses `request` and tells who asked `data`.
+/// The listener of a request, which can reject it for a program that has only the request.
+pub(crate) trait Rejecter: Send + Sync {
+    /// Rejects `request` and sends the peer `data`.
     fn refuse(&self, request: &ConnRequest, data: &[u8]) -> Result<()>;
 }
 
-/// The answer to a request; common to its copies.
+/// Whether a request was answered; shared by its copies.
 #[derive(Clone, Debug)]
-struct Answered(Arc<Answer>);
+struct SharedReply(Arc<ReplyState>);
 
 #[derive(Debug)]
-struct Answer {
-    given: AtomicBool,
+struct ReplyState {
+    replied: AtomicBool,
     /// Does not keep the listener open.
-    listener: Weak<dyn Refuses>,
+    listener: Weak<dyn Rejecter>,
 }
 
-impl PartialEq for Answered {
+impl PartialEq for SharedReply {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 }
 
-impl Eq for Answered {}
+impl Eq for SharedReply {}
 
 impl ConnRequest {
     pub(crate) fn new(
         number: u32,
         answers: bool,
         [side, ep]: [EpAddr; 2],
-        listener: Weak<dyn Refuses>,
+        listener: Weak<dyn Rejecter>,
     ) -> Self {
-        let answer = Answer { given: AtomicBool::new(false), listener };
-        Self { number, answers, side, ep, answered: Answered(Arc::new(answer)) }
+        let answer = ReplyState { replied: AtomicBool::new(false), listener };
+        Self { number, answers, side, ep, reply: SharedReply(Arc::new(answer)) }
     }
 
-    /// Answers it by `answer`, which it stays unanswered without.
+    /// Answers the request by `answer`, once. It stays unanswered if `answer` fails.
     ///
     /// # Errors
-    /// [`Error::BadFd`]: it has been answered. Else those of `answer`.
-    pub(crate) fn answer_by(&self, answer: impl FnOnce() -> Result<()>) -> Result<()> {
-        let given = &self.answered.0.given;
-        if given.swap(true, Ordering::Relaxed) {
+    /// [`Error::BadFd`]: the request was already answered. Else those of `answer`.
+    pub(crate) fn reply_once(&self, answer: impl FnOnce() -> Result<()>) -> Result<()> {
+        let replied = &self.reply.0.replied;
+        if replied.swap(true, Ordering::Relaxed) {
             return Err(Error::BadFd);
         }
-        answer().inspect_err(|_| given.store(false, Ordering::Relaxed))
+        answer().inspect_err(|_| replied.store(false, Ordering::Relaxed))
     }
 
-    /// Refuses it through its listener, since nobody will accept it: who asked would wait for ever.
-    /// Once the listener is closed nothing is sent.
+    /// Rejects the request through its listener, since the peer would wait for ever otherwise. If
+    /// the listener is closed nothing is sent.
     ///
     /// # Errors
-    /// [`Error::BadFd`]: it has been answered. [`Error::NoMem`]: the listener has no room for one
-    /// more peer; it stays unanswered.
+    /// [`Error::BadFd`]: the request was already answered. [`Error::NoMem`]: the listener has no
+    /// room for another peer; the request stays unanswered.
     pub fn refuse(&self) -> Result<()> {
-        let listener = self.answered.0.listener.upgrade();
-        self.answer_by(|| listener.map_or(Ok(()), |listener| listener.refuse(self, &[])))
+        let listener = self.reply.0.listener.upgrade();
+        self.reply_once(|| listener.map_or(Ok(()), |listener| listener.refuse(self, &[])))
     }
 
     /// The address of the endpoint that wants to connect.
@@ -134,7 +133,7 @@ impl ConnRequest {
     pub(crate) fn of(number: u32, ep: EpAddr) -> Self {
         struct Nobody;
 
-        impl Refuses for Nobody {
+        impl Rejecter for Nobody {
             fn refuse(&self, _: &ConnRequest, _: &[u8]) -> Result<()> {
                 Ok(())
             }
@@ -147,16 +146,16 @@ impl ConnRequest {
 /// `fi_fabric_attr.prov_name`.
 pub const PROV_NAME: &str = "barewire";
 
-/// `fi_fabric_attr.name`: there is one fabric, Ethernet.
+/// `fi_fabric_attr.name`. The only fabric is Ethernet.
 pub const FABRIC_NAME: &str = "ethernet";
 
-/// `fi_ep_attr.protocol`: ours, with the bit of protocols that only one provider has.
+/// `fi_ep_attr.protocol`: the barewire protocol, with the bit of provider-specific protocols.
 pub const PROTOCOL: u32 = 1 << 31 | 0x6277;
 
 /// Version of the wire format.
 pub const PROTOCOL_VERSION: u32 = barewire_dataplane::wire::VERSION as u32;
 
-/// Everything an endpoint can be granted.
+/// All capabilities that an endpoint can be granted.
 pub const CAPS: Caps = PRIMARY.union(SECONDARY);
 
 const PRIMARY: Caps = Caps::MSG
@@ -171,9 +170,10 @@ const PRIMARY: Caps = Caps::MSG
     .union(Caps::AV_USER_ID)
     .union(Caps::NAMED_RX_CTX);
 
-/// Granted unasked as well: they cost nothing and expose nothing. To those who name capabilities,
-/// `FI_SOURCE` is only granted when it is among them, as each message then looks its sender up, and
-/// `FI_SOURCE_ERR`, as it turns a message from a stranger into an error entry.
+/// Secondary capabilities that are granted without a request: they cost nothing and expose nothing.
+/// If the hints name capabilities, `FI_SOURCE` and `FI_SOURCE_ERR` are granted only on request: the
+/// first looks up the sender of each message, the second turns a message of an unknown sender into
+/// an error entry.
 const UNASKED: Caps = Caps::MULTI_RECV
     .union(Caps::TAGGED_MULTI_RECV)
     .union(Caps::FENCE)
@@ -183,8 +183,8 @@ const UNASKED: Caps = Caps::MULTI_RECV
 const SECONDARY: Caps =
     UNASKED.union(Caps::SOURCE).union(Caps::SOURCE_ERR).union(Caps::RMA_EVENT).union(Caps::TRIGGER);
 
-/// Those whose bits mean something else, or nothing, before libfabric 2.0: a program of an older
-/// interface is neither told of them nor granted them.
+/// Capabilities whose bits have another meaning, or none, before libfabric 2.0. A program of an
+/// older interface version neither sees them nor is granted them.
 pub const SINCE_2_0: Caps =
     Caps::TAGGED_MULTI_RECV.union(Caps::TAGGED_DIRECTED_RECV).union(Caps::EXACT_DIRECTED_RECV);
 
@@ -193,8 +193,8 @@ const DIRECTIONS: Caps = Caps::SEND.union(Caps::RECV);
 const ONE_SIDED: Caps =
     Caps::READ.union(Caps::WRITE).union(Caps::REMOTE_READ).union(Caps::REMOTE_WRITE);
 
-/// What of a node's order can be promised: everything is executed in the order of its posting, but
-/// for the bytes of a read, which are taken when there is room to send them.
+/// The message orders that can be promised. Operations are executed in the order of their posting,
+/// except that the bytes of a read are taken when there is room to send them.
 const ORDERS: Order = Order::SAS
     .union(Order::SAW)
     .union(Order::WAW)
@@ -203,15 +203,15 @@ const ORDERS: Order = Order::SAS
     .union(Order::RAS)
     .union(Order::RMA_RAW)
     .union(Order::RMA_WAW)
-    // An atomic operation is executed at once when it arrives, and they arrive in order.
+    // An atomic operation is executed when it arrives, and operations arrive in order.
     .union(Order::ATOMIC_RAR)
     .union(Order::ATOMIC_RAW)
     .union(Order::ATOMIC_WAR)
     .union(Order::ATOMIC_WAW);
 
-/// Modes of registration that are honoured when they are asked for. None is demanded: who asks for
-/// `LOCAL` may register local buffers, who asks for `ALLOCATED` registers memory that is there, and
-/// both work without.
+/// Registration modes that are honoured on request. None is required: an application with `LOCAL`
+/// may register local buffers, one with `ALLOCATED` registers allocated memory, and both may be
+/// left out.
 const MR_MODES: MrMode = MrMode::BASIC
     .union(MrMode::SCALABLE)
     .union(MrMode::LOCAL)
@@ -238,10 +238,10 @@ const DOMAIN_CAPS: Caps = Caps::LOCAL_COMM.union(Caps::REMOTE_COMM).union(Caps::
 /// Longest message, bytes.
 pub const MAX_MSG_SIZE: u64 = Node::MAX_MSG_SIZE;
 
-/// Operations that an endpoint can have in flight if nobody says how many.
+/// Default number of operations that an endpoint can have in flight.
 const TX_SIZE: usize = 1024;
 
-/// Receives that an endpoint can have posted if nobody says how many.
+/// Default number of receives that an endpoint can have posted.
 pub const RX_SIZE: usize = 4096;
 
 /// `FI_SHARED_CONTEXT`: the number of contexts of an endpoint that shares one.
@@ -256,15 +256,15 @@ const ERR_DATA_MAX: usize = 28;
 /// Queues and counters of a domain.
 const QUEUE_COUNT: usize = 1 << 16;
 
-/// How addresses are written (`fi_info.addr_format`).
+/// Format of addresses (`fi_info.addr_format`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum AddrFormat {
-    /// `FI_FORMAT_UNSPEC`: ours, 16 bytes ([`EpAddr`]).
+    /// `FI_FORMAT_UNSPEC`: the native format, 16 bytes ([`EpAddr`]).
     #[default]
     Unspec,
     /// `FI_ADDR_STR`: text such as `barewire://02:00:00:00:00:01/7`.
     Str,
-    /// Any other of libfabric's, which nothing here matches.
+    /// Another format of libfabric, which is not supported.
     Other(u32),
 }
 
@@ -288,10 +288,9 @@ pub enum ResourceMgmt {
     /// `FI_RM_UNSPEC`.
     #[default]
     Unspec,
-    /// `FI_RM_DISABLED`: the application takes care not to overrun anything. It is guarded all the
-    /// same.
+    /// `FI_RM_DISABLED`: the application avoids overruns itself. Queues are protected all the same.
     Disabled,
-    /// `FI_RM_ENABLED`: a full queue refuses, nothing is lost.
+    /// `FI_RM_ENABLED`: a full queue refuses posts, and nothing is lost.
     Enabled,
 }
 
@@ -300,17 +299,17 @@ pub enum ResourceMgmt {
 pub struct TxAttr {
     /// Capabilities of the transmit side; a subset of the endpoint's.
     pub caps: Caps,
-    /// Default flags of calls that take none.
+    /// Default flags of calls without a flags argument.
     pub op_flags: OpFlags,
-    /// Orders that hold.
+    /// Message orders that are guaranteed.
     pub msg_order: Order,
-    /// Orders of completions. None is promised.
+    /// Completion orders. None is guaranteed.
     pub comp_order: Order,
     /// Longest inject, bytes.
     pub inject_size: usize,
-    /// Operations in flight at most.
+    /// Most operations in flight.
     pub size: usize,
-    /// Pieces of a gather list at most.
+    /// Most pieces of a gather list.
     pub iov_limit: usize,
     /// Pieces of remote memory at most: 0, there is no remote access yet.
     pub rma_iov_limit: usize,
@@ -323,17 +322,17 @@ pub struct TxAttr {
 pub struct RxAttr {
     /// Capabilities of the receive side; a subset of the endpoint's.
     pub caps: Caps,
-    /// Default flags of calls that take none.
+    /// Default flags of calls without a flags argument.
     pub op_flags: OpFlags,
-    /// Orders that hold.
+    /// Message orders that are guaranteed.
     pub msg_order: Order,
-    /// Orders of completions. None is promised.
+    /// Completion orders. None is guaranteed.
     pub comp_order: Order,
     /// Bytes of unexpected messages that are kept.
     pub total_buffered_recv: usize,
-    /// Receives posted at most.
+    /// Most posted receives.
     pub size: usize,
-    /// Pieces of a scatter list at most.
+    /// Most pieces of a scatter list.
     pub iov_limit: usize,
 }
 
@@ -348,28 +347,28 @@ pub struct EndpointAttr {
     pub protocol_version: u32,
     /// Longest message, bytes.
     pub max_msg_size: u64,
-    /// Room for a prefix before messages: 0, none is needed.
+    /// Bytes of a prefix before messages: 0, none is needed.
     pub msg_prefix_size: usize,
     /// Which bits of a tag the application uses; all 64 are matched.
     pub mem_tag_format: u64,
     /// Transmit contexts: 1, or 2 to [`CTX_MAX`] of a scalable endpoint, or [`SHARED_CONTEXT`] for
-    /// one that is shared with other endpoints, which here costs nothing and brings nothing.
+    /// a context that is shared with other endpoints, which has no effect.
     pub tx_ctx_cnt: usize,
-    /// Receive contexts: 1, or 2 to [`CTX_MAX`] of a scalable endpoint, or [`SHARED_CONTEXT`] for
-    /// one that is shared with other endpoints, which are of the raw API.
+    /// Receive contexts: 1, or 2 to [`CTX_MAX`] of a scalable endpoint, or [`SHARED_CONTEXT`] for a
+    /// context that is shared with other endpoints of the raw API.
     pub rx_ctx_cnt: usize,
-    /// A key of the domain's, which the endpoint has anyway; empty for that one. Every other is
+    /// A key of the domain, which the endpoint uses in any case; empty for the same. Other keys are
     /// refused.
     pub auth_key: AuthKey,
 }
 
-/// The bytes of a key, empty if there is none: neither swapped nor dumped, and overwritten when it
-/// is dropped. Not shown by `Debug`.
+/// The bytes of a key; empty for no key. They are in locked memory that is left out of core dumps,
+/// and are overwritten on drop. `Debug` does not show them.
 #[derive(Clone, Default)]
 pub struct AuthKey(Option<Locked<[u8]>>);
 
 impl AuthKey {
-    /// A copy of these bytes. Of more than 4,096, which are no key, the first.
+    /// A copy of these bytes. Of more than 4,096 bytes, which no key has, the first 4,096.
     pub fn new(bytes: &[u8]) -> Self {
         let bytes = &bytes[..bytes.len().min(4096)];
         Self((!bytes.is_empty()).then(|| Locked::copy_of(bytes)))
@@ -403,38 +402,38 @@ impl Deref for AuthKey {
 pub struct DomainAttr {
     /// The port, such as `shm:job7`.
     pub name: Option<String>,
-    /// Which calls come from several threads at once.
+    /// Threading level of the application.
     pub threading: Threading,
-    /// Who turns the loop for connections and events.
+    /// Progress of connections and events.
     pub control_progress: Progress,
-    /// Who turns the loop for data.
+    /// Progress of data transfers.
     pub data_progress: Progress,
-    /// What happens to full queues.
+    /// Behaviour of full queues.
     pub resource_mgmt: ResourceMgmt,
-    /// Kind of address vectors.
+    /// Type of address vectors.
     pub av_type: AvType,
-    /// What registration needs from the application: nothing.
+    /// Registration modes: none is required of the application.
     pub mr_mode: MrMode,
     /// Bytes of a key.
     pub mr_key_size: usize,
     /// Bytes of remote CQ data.
     pub cq_data_size: usize,
-    /// Completion queues at most.
+    /// Most completion queues.
     pub cq_cnt: usize,
-    /// Endpoints at most.
+    /// Most endpoints.
     pub ep_cnt: usize,
     /// Transmit contexts of an endpoint.
     pub max_ep_tx_ctx: usize,
     /// Receive contexts of an endpoint.
     pub max_ep_rx_ctx: usize,
-    /// Counters at most.
+    /// Most counters.
     pub cntr_cnt: usize,
-    /// Pieces of a registration at most.
+    /// Most pieces of a registration.
     pub mr_iov_limit: usize,
     /// Capabilities of the domain.
     pub caps: Caps,
-    /// The key that frames on a wire are sealed with, 16 to 1,024 bytes; empty for that of the
-    /// settings, or none.
+    /// The key that seals frames on a wire, 16 to 1,024 bytes; empty for the key of the settings,
+    /// if any.
     pub auth_key: AuthKey,
     /// `FI_AV_AUTH_KEY`: keys are those of address vectors
     /// ([`Av::insert_auth_key`](crate::Av::insert_auth_key)), up to 4, each of another tenant.
@@ -442,7 +441,7 @@ pub struct DomainAttr {
     pub av_auth_key: bool,
     /// Largest `err_data`, bytes: an address.
     pub max_err_data: usize,
-    /// Registrations at most. A domain opened with a number has room for as many, to 2^20, and for
+    /// Most registrations. A domain opened with a number has room for as many, up to 2^20, and for
     /// no fewer than 65,536.
     pub mr_cnt: usize,
     /// Traffic class, as in [`crate::tclass`], by which the port marks frames; 0: that of
@@ -468,10 +467,10 @@ pub struct FabricAttr {
 pub struct Info {
     /// Capabilities.
     pub caps: Caps,
-    /// What the application is ready to do for the provider. Nothing is asked of it;
-    /// `BUFFERED_RECV` asks for buffered receive.
+    /// Modes that the application supports. The provider requires none; `BUFFERED_RECV` requests
+    /// buffered receive.
     pub mode: Mode,
-    /// How addresses are written.
+    /// Format of addresses.
     pub addr_format: AddrFormat,
     /// The endpoint's own address, in `addr_format`. Only its number counts if its MAC is zero.
     pub src_addr: Option<Vec<u8>>,
@@ -491,18 +490,20 @@ pub struct Info {
     pub handle: Option<ConnRequest>,
 }
 
-/// What can be used, best first, with the settings of the environment.
+/// Returns the fabric interfaces that match the hints, best first, with the settings of the
+/// environment.
 ///
-/// `node` and `service` name an address as [`resolve`] takes it: ours with [`InfoFlags::SOURCE`]
-/// (then a service alone asks for that endpoint number), else the peer's. On ports that leave the
-/// machine they may be a host and a number as well, for which others may be asked, which takes
-/// [`QUERY_TIMEOUT`](crate::names::QUERY_TIMEOUT) if nobody answers ([`Names::find`]).
+/// `node` and `service` name an address as [`resolve`] takes it: the local one with
+/// [`InfoFlags::SOURCE`] (a service alone then requests that endpoint number), else the peer's. On
+/// ports that leave the machine they may also be a host and a service number, which may need a
+/// query of other stations. A query takes [`QUERY_TIMEOUT`](crate::names::QUERY_TIMEOUT) if no
+/// station answers ([`Names::find`]).
 ///
 /// # Errors
-/// - [`Error::NoData`]: nothing matches.
+/// - [`Error::NoData`]: no interface matches.
 /// - [`Error::NoSys`]: `version` is newer than [`API_VERSION`].
-/// - [`Error::Invalid`]: `node` and `service` name no address, or a variable of the environment
-///   means nothing (logged).
+/// - [`Error::Invalid`]: `node` and `service` name no address, or an environment variable has an
+///   invalid value (logged).
 ///
 /// Source: fi_getinfo(3).
 #[doc(alias = "fi_getinfo")]
@@ -543,7 +544,7 @@ pub fn getinfo_with(
     check_fabric(&hints.fabric_attr)?;
     let mut answers = Vec::new();
     if let Some(port) = port_named(settings, hints) {
-        // Nobody shall choose a port that does not open.
+        // A port that does not open is not offered.
         let port = choose_port(&port).map_err(|e| {
             tracing::warn!("{e}");
             Error::NoData
@@ -554,8 +555,8 @@ pub fn getinfo_with(
             return Err(Error::NoData);
         }
         let mut known = if version < self::version(2, 0) { CAPS - SINCE_2_0 } else { CAPS };
-        // Members of a group are in an address vector, which a connected endpoint does not have,
-        // and have one key.
+        // Members of a collective group are in one address vector, which a connected endpoint does
+        // not have, and share one key.
         if hints.ep_attr.ep_type == EpType::Msg || by_vectors {
             known -= Caps::COLLECTIVE;
         }
@@ -571,10 +572,10 @@ pub fn getinfo_with(
     if answers.is_empty() { Err(Error::NoData) } else { Ok(answers) }
 }
 
-/// An answer with flags given as a word.
+/// As [`getinfo`], with the flags as libfabric's word.
 ///
 /// # Errors
-/// As [`getinfo`]; [`Error::BadFlags`] for a bit that is not known.
+/// As [`getinfo`]; [`Error::BadFlags`] for an unknown bit.
 pub fn getinfo_raw(
     version: u32,
     node: Option<&str>,
@@ -590,35 +591,34 @@ pub fn getinfo_raw(
 /// a few system calls and leaves nothing behind.
 ///
 /// # Errors
-/// What [`Fabric::domain`](crate::Fabric::domain) would say.
+/// The error that [`Fabric::domain`](crate::Fabric::domain) would return.
 pub fn check_port(name: &str) -> std::result::Result<(), OpenError> {
     barewire_driver::open::check(name).map_err(open_error)
 }
 
-/// The device under the port `name`, or under the one that its patterns and preferences lead to on
-/// this host; what nobody says of it is `None`, 0 or empty. Opens nothing; costs some ten system
-/// calls.
+/// The device of the port `name`, or of the port that its patterns and preferences select on this
+/// host. Unknown properties are `None`, 0 or empty. Opens nothing; costs about ten system calls.
 pub fn port_device(name: &str) -> Device {
     use barewire_driver::open::{choose, device};
     device(choose(name).as_deref().unwrap_or(name))
 }
 
-/// Whether frames of the port `name` are never sealed, as they stay in this machine's memory. (What
-/// `fault(...)` spoils is sealed.)
+/// Whether frames of the port `name` are never sealed, as they stay in this machine's memory.
+/// (Frames of a `fault(...)` port are sealed.)
 fn stays_in_memory(name: &str) -> bool {
     let kind = barewire_driver::open::kind_and_device(name).map(|(kind, _)| kind);
     kind.is_some_and(|kind| ["shm", "memif"].contains(&kind)) && !name.contains("fault(")
 }
 
-/// The port that `name` stands for on this host, if a domain on it would open: itself, or what its
-/// patterns and preferences lead to.
+/// The port that the patterns and preferences of `name` select on this host, if a domain on it
+/// would open.
 fn choose_port(name: &str) -> std::result::Result<String, OpenError> {
     let port = barewire_driver::open::choose(name).map_err(open_error)?;
     check_port(&port).map(|()| port)
 }
 
-/// The port that matches, as it is written: the one that the hints name, the one that is set, or
-/// the default segment. `None`: the hints name something else.
+/// The name of the port: that of the hints, of the settings, or the default segment. `None`: the
+/// hints name no known port.
 pub fn port_named(settings: &Settings, hints: &Info) -> Option<String> {
     match &hints.domain_attr.name {
         Some(name) => Some(name.clone()).filter(|name| barewire_driver::open::is_known(name)),
@@ -635,7 +635,7 @@ fn check_fabric(hint: &FabricAttr) -> Result<()> {
     }
 }
 
-/// Everything there is, cut down to what the hints ask for, of capabilities that are `known`.
+/// The interface on `port`, reduced to the hints and to the capabilities in `known`.
 fn offer(settings: &Settings, hints: &Info, port: String, known: Caps) -> Info {
     let caps = grant(hints.caps) & known;
     let side = |asked: Caps, others: Caps| {
@@ -704,8 +704,8 @@ fn offer(settings: &Settings, hints: &Info, port: String, known: Caps) -> Info {
     }
 }
 
-/// Whether endpoints with these hints may join multicast groups: a group has no key, is on a port
-/// with a broadcast, and its messages are untagged and for no single peer or context.
+/// Whether endpoints with these hints may join multicast groups: the domain has no key, the port
+/// has broadcast, and the endpoint is connectionless, with `FI_MSG` and one context.
 fn has_multicast(settings: &Settings, hints: &Info, port: &str) -> bool {
     let (domain, ep) = (&hints.domain_attr, &hints.ep_attr);
     let own = !domain.auth_key.is_empty() || !ep.auth_key.is_empty() || domain.av_auth_key;
@@ -714,14 +714,14 @@ fn has_multicast(settings: &Settings, hints: &Info, port: &str) -> bool {
     plain && !has_key && hints.caps.contains(Caps::MSG) && Names::of(port).has_groups()
 }
 
-/// Operations in flight and receives posted that a domain has room for.
+/// Sizes of a domain's tables: operations in flight, and posted receives.
 fn table_sizes(settings: &Settings) -> (usize, usize) {
     let defaults = NodeSettings::default();
     let tx = settings.tx_max.unwrap_or(defaults.tx_wr_max);
     (tx, settings.rx_max.unwrap_or(defaults.rx_wr_max))
 }
 
-/// Operations in flight and receives posted of an endpoint if nobody says how many.
+/// Default sizes of an endpoint: operations in flight, and posted receives.
 pub(crate) fn usual_sizes(settings: &Settings) -> (usize, usize) {
     let (tx_max, rx_max) = table_sizes(settings);
     (TX_SIZE.min(tx_max), RX_SIZE.min(rx_max))
@@ -739,7 +739,7 @@ pub(crate) fn mr_max(domain: &DomainAttr) -> usize {
 
 fn offer_domain(settings: &Settings, hints: &Info, port: String) -> DomainAttr {
     let hint = &hints.domain_attr;
-    // Who names a key for an endpoint alone gets a domain that has it.
+    // A key of the endpoint attributes alone becomes the key of the domain.
     let auth_key = match hint.auth_key.is_empty() && !hint.av_auth_key {
         true => hints.ep_attr.auth_key.clone(),
         false => hint.auth_key.clone(),
@@ -761,8 +761,8 @@ fn offer_domain(settings: &Settings, hints: &Info, port: String) -> DomainAttr {
         data_progress: progress(hint.data_progress),
         resource_mgmt: ResourceMgmt::Enabled,
         av_type: if hint.av_type == AvType::Map { AvType::Map } else { AvType::Table },
-        // None is needed. Those that change what keys and addresses mean are honoured if asked for;
-        // the two old values name a whole model.
+        // No mode is required. Modes that change the meaning of keys and addresses are honoured on
+        // request; `BASIC` and `SCALABLE` are the old names of a set of modes.
         mr_mode: hint.mr_mode & MR_MODES,
         mr_key_size: 8,
         cq_data_size: 8,
@@ -781,18 +781,19 @@ fn offer_domain(settings: &Settings, hints: &Info, port: String) -> DomainAttr {
     }
 }
 
-/// What an endpoint with these hints gets.
+/// The capabilities granted for these hints.
 fn grant(asked: Caps) -> Caps {
     if asked.is_empty() {
-        // Who has not asked for contexts that can be named would take them for faster ones, who
-        // has not asked for exact sources receives from anybody, and groups depend on the port.
+        // Named contexts and exact sources change how a program addresses contexts and matches
+        // receives, so they are granted on request alone; groups depend on the port.
         let asked_alone = Caps::SOURCE_ERR | Caps::NAMED_RX_CTX | Caps::EXACT_DIRECTED_RECV;
         return CAPS - asked_alone - Caps::MULTICAST;
     }
     with_directions(asked) | UNASKED
 }
 
-/// Messages without a direction go both ways, and one-sided operations all four.
+/// Adds directions: send and receive for messages without a direction, and all four for one-sided
+/// operations without one.
 pub(crate) fn with_directions(mut caps: Caps) -> Caps {
     let groups = [(Caps::MSG | Caps::TAGGED, DIRECTIONS), (Caps::RMA | Caps::ATOMIC, ONE_SIDED)];
     for (kinds, directions) in groups {
@@ -803,7 +804,7 @@ pub(crate) fn with_directions(mut caps: Caps) -> Caps {
     caps
 }
 
-/// Whether every hint holds of the answer.
+/// Checks that the answer satisfies every hint.
 fn check(settings: &Settings, hints: &Info, answer: &Info, known: Caps) -> Result<()> {
     let (tx, rx) = (&hints.tx_attr, &hints.rx_attr);
     let holds = known.contains(hints.caps)
@@ -843,7 +844,7 @@ fn fits_rx(rx: &RxAttr, settings: &Settings) -> bool {
         && rx.size <= table_sizes(settings).1
 }
 
-/// Refuses a transmit context with more than [`getinfo`] offers.
+/// Refuses attributes of a transmit context beyond those that [`getinfo`] offers.
 ///
 /// # Errors
 /// [`Error::BadFlags`]: a default flag that is none of transmit calls. [`Error::Invalid`]: else.
@@ -865,7 +866,7 @@ pub(crate) fn check_rx(rx: &RxAttr, settings: &Settings) -> Result<()> {
     fits_rx(rx, settings).then_some(()).ok_or(Error::Invalid("rx_attr: beyond what is offered"))
 }
 
-/// Refuses an endpoint with more than [`getinfo`] offers.
+/// Refuses attributes of an endpoint beyond those that [`getinfo`] offers.
 ///
 /// # Errors
 /// As of [`check_tx`].
@@ -878,7 +879,7 @@ pub(crate) fn check_limits(info: &Info, settings: &Settings) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a domain with more than [`getinfo`] offers.
+/// Refuses attributes of a domain beyond those that [`getinfo`] offers.
 ///
 /// # Errors
 /// [`Error::Invalid`].

@@ -1,5 +1,5 @@
-//! What the objects of a domain share: the engine under its lock, the sleepers, and the thread
-//! that turns the loop if the application does not.
+//! The shared state of a domain's objects: the engine under its lock, the blocked waiters, and the
+//! progress thread.
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -19,83 +19,84 @@ use barewire_driver::port::PortCaps;
 use crate::auth_key::AuthKeys;
 use crate::buf::OpTable;
 use crate::cm::side::{Cm, Transport};
-use crate::deferred::Works;
-use crate::eq::{EqInner, Turns};
+use crate::deferred::DeferredTable;
+use crate::eq::{EqInner, ManualProgress};
 use crate::errno::{Error, Result, refused_by_system};
 use crate::file_watch::FileWatch;
-use crate::key::{Files, News};
+use crate::key::{KeySource, KeyUpdate};
 use crate::key_log::KeyLog;
-use crate::lock::{Beside, Entry, Guard, HasLock, Lock};
+use crate::lock::{ControlGuard, Entry, Guard, HasLock, Lock};
 use crate::mr::table::MrTable;
-use crate::notice::Teller;
+use crate::notice::NoticeLog;
 use crate::settings::{Idle, Settings};
 use crate::stats::Publisher;
 use crate::wait::{Sleep, Watch};
 
-/// What the lock of a domain guards.
+/// The state under the lock of a domain.
 pub(crate) struct Core {
     pub(crate) engine: Engine,
     pub(crate) ops: OpTable,
     pub(crate) watch: Watch,
     pub(crate) mrs: MrTable,
     pub(crate) stats: Option<Publisher>,
-    teller: Teller,
-    /// Keys that are asked for by their bytes.
+    notice_log: NoticeLog,
+    /// Keys that calls name by their bytes.
     pub(crate) auth_keys: AuthKeys,
     /// The traffic class that the domain was opened with.
     pub(crate) tclass: u32,
     /// Writes the secrets of sessions.
     pub(crate) key_log: Option<KeyLog>,
-    /// Looks at the files with keys, or with the certificate.
-    pub(crate) key_watch: Option<FileWatch<News>>,
-    /// When the program polled last, while a thread turns the loop in its place.
+    /// Watches the files with keys, or with the certificate.
+    pub(crate) key_watch: Option<FileWatch<KeyUpdate>>,
+    /// When the program polled last, while the receive thread turns the loop.
     pub(crate) absent_since: Option<Instant>,
-    /// What C knows groups by whose join goes on.
+    /// Fids of groups with a pending join.
     pub(crate) join_fids: Vec<(GroupId, u64)>,
-    /// A join goes on: its outcome is looked for.
+    /// A join is pending.
     pub(crate) joins: bool,
     /// The connection side, once there are connected endpoints.
     pub(crate) cm: Option<Box<Cm>>,
-    /// What waits for counters.
-    pub(crate) works: Works,
-    /// Until when the progress thread sleeps if nobody wakes it; `None` while it is awake.
+    /// Operations that wait for counters.
+    pub(crate) deferred: DeferredTable,
+    /// When the progress thread wakes by itself; `None` while it is awake.
     asleep_until: Option<Instant>,
-    /// Reads that may find an entry before the loop is turned.
-    reads_left: u32,
-    /// Reads in vain that are left until one yields.
+    /// Reads with an entry until the loop is turned all the same.
+    reads_to_turn: u32,
+    /// Empty reads until one yields the processor.
     reads_to_yield: u32,
-    /// The event queues have been told that the port is gone.
-    mourned: bool,
-    /// When failed injects may be told of again.
+    /// The loss of the port was reported to the event queues.
+    loss_reported: bool,
+    /// When failed injects may be logged again.
     injects_from: Instant,
 }
 
-/// Reads of a non-empty queue after which the loop is turned all the same, so that somebody who
+/// Reads of a non-empty queue after which the loop is turned all the same, so that a program that
 /// takes entries one by one still acknowledges and retransmits.
 const READS_PER_TURN: u32 = 64;
 
-/// Reads in vain, some 20 microseconds, after which a program that polls lets others have the
-/// processor now and then: who it waits for may be among them.
+/// Empty reads (about 20 microseconds) after which a polling program yields the processor now and
+/// then: the process it waits for may need it.
 const READS_BEFORE_YIELD: u32 = 256;
 
-/// One in so many further reads yields.
+/// One in so many further empty reads yields.
 const READS_PER_YIELD: u32 = 32;
 
 /// Turns that a blocking call polls before it sleeps: about as long as a wake-up costs.
 const TURNS_BEFORE_SLEEP: u32 = 200;
 
-/// How often a domain that closes acknowledges what has arrived, since nobody answers afterwards.
-/// Where one frame in fifty gets lost, one domain in a hundred thousand leaves a peer in doubt.
+/// How often a closing domain acknowledges received packets, since nothing answers afterwards. At a
+/// loss of one frame in fifty, one domain in a hundred thousand leaves a peer without
+/// acknowledgement.
 const LAST_ACKS: u32 = 3;
 
-/// How long a domain that closes tells its peers at most, nanoseconds.
+/// How long a closing domain notifies its peers at most, nanoseconds.
 const LEAVE_NS: u64 = 100_000_000;
 
-/// At most one line for a peer and cause in this time, which says how many there were.
+/// Period of log lines about failed injects: at most one for each peer and cause, with their
+/// number.
 const INJECTS_PERIOD_NS: u64 = 1_000_000_000;
 
-/// Who takes an entry of a queue from where it lies or is made, and may need the table of the
-/// buffers that are lent.
+/// Reads an entry of a queue in place, or as it is made, and may need the table of lent buffers.
 pub(crate) trait EntryReader {
     /// Turns the loop: see [`Engine::fast_turn`].
     fn turn(self, engine: &mut Engine, ops: &mut OpTable) -> Option<usize>;
@@ -122,103 +123,100 @@ impl Core {
         self.engine.node_mut()
     }
 
-    /// One turn of the loop, and what follows from it for those who wait.
+    /// Turns the loop once and notifies waiters.
     #[inline(never)]
     pub(crate) fn turn(&mut self, shared: &Shared) -> usize {
-        let moved = self.turn_and_tell(shared);
+        let moved = self.turn_and_notify(shared);
         self.note_moved(shared, moved);
         moved
     }
 
-    /// As [`turn`](Self::turn), without a call, and what it moved is left to the caller to
-    /// [note](Self::note_moved), if nobody has to be told. The first completion may go to
-    /// `reader`.
+    /// Inlined [`turn`](Self::turn) without watchers. The caller has to call
+    /// [`note_moved`](Self::note_moved). The first completion may go to `reader`.
     #[inline(always)]
-    fn calm_turn(&mut self, shared: &Shared, reader: impl EntryReader) -> usize {
-        self.reads_left = READS_PER_TURN;
+    fn quick_turn(&mut self, shared: &Shared, reader: impl EntryReader) -> usize {
+        self.reads_to_turn = READS_PER_TURN;
         reader.turn(&mut self.engine, &mut self.ops).unwrap_or_else(|| {
             cold(());
             self.other_turn(shared)
         })
     }
 
-    /// As [`turn`](Self::turn), and what it moved is left to the caller to
-    /// [note](Self::note_moved).
-    fn turn_and_tell(&mut self, shared: &Shared) -> usize {
-        let moved = self.calm_turn(shared, NoReader);
-        if self.watch.any() {
-            self.look_now(shared);
+    /// As [`turn`](Self::turn), but the caller has to call [`note_moved`](Self::note_moved).
+    fn turn_and_notify(&mut self, shared: &Shared) -> usize {
+        let moved = self.quick_turn(shared, NoReader);
+        if self.watch.has_watchers() {
+            self.run_housekeeping(shared);
         }
         moved
     }
 
-    /// As [`calm_turn`](Self::calm_turn), for other ports than a segment, or to read the clock. (By
-    /// itself, so that a turn on a segment need not keep what is asked here.)
+    /// As [`quick_turn`](Self::quick_turn), for ports other than a segment, or to read the clock.
+    /// (Not inlined, so that a turn on a segment saves no registers for it.)
     #[inline(never)]
     fn other_turn(&mut self, shared: &Shared) -> usize {
         self.engine.fast_turn_other().unwrap_or_else(|| self.full_turn(shared))
     }
 
-    /// A turn with all that there may be to do.
+    /// A full turn: takes new keys, reads the clock, and runs the housekeeping that is due.
     #[inline(never)]
     fn full_turn(&mut self, shared: &Shared) -> usize {
-        // Before frames are taken, which may have waited for long.
-        if let Some(news) = self.key_watch.as_ref().and_then(FileWatch::take) {
-            self.take_keys(news);
+        // New keys are taken before frames are received, which may have waited for long.
+        if let Some(update) = self.key_watch.as_ref().and_then(FileWatch::take) {
+            self.take_keys(update);
         }
         let moved = match self.engine.turn() {
             Ok(moved) => moved,
-            Err(_gone) => self.mourn(shared),
+            Err(_gone) => self.report_port_loss(shared),
         };
         if moved > 0 {
-            self.found();
+            self.note_progress();
         }
         if self.engine.is_timed() {
-            self.look_now(shared);
+            self.run_housekeeping(shared);
         }
         moved
     }
 
-    /// Turns the loop if the application is the one who has to.
+    /// Turns the loop in a domain with manual progress.
     #[inline(never)]
     pub(crate) fn turn_if_manual(&mut self, shared: &Shared) {
         let moved = self.turn_here_if_manual(shared, NoReader);
         self.note_moved(shared, moved);
     }
 
-    /// As [`turn_if_manual`](Self::turn_if_manual), without a call, and what it moved is left to
-    /// the caller to [note](Self::note_moved). The first completion may go to `reader`.
+    /// As [`turn_if_manual`](Self::turn_if_manual), inlined. The caller has to call
+    /// [`note_moved`](Self::note_moved). The first completion may go to `reader`.
     #[inline(always)]
     pub(crate) fn turn_here_if_manual(
         &mut self,
         shared: &Shared,
         reader: impl EntryReader,
     ) -> usize {
-        if self.watch.is_calm() {
-            return self.calm_turn(shared, reader);
+        if self.watch.is_idle() {
+            return self.quick_turn(shared, reader);
         }
         cold(());
         self.turn_watched(shared)
     }
 
-    /// As [`turn_here_if_manual`](Self::turn_here_if_manual), if somebody has to be told or the
-    /// loop is not the application's to turn.
+    /// As [`turn_here_if_manual`](Self::turn_here_if_manual), with watchers or a progress thread.
     #[inline(never)]
     fn turn_watched(&mut self, shared: &Shared) -> usize {
         if self.watch.is_driven() {
             self.turn_if_asleep(shared);
             return 0;
         }
-        self.turn_and_tell(shared)
+        self.turn_and_notify(shared)
     }
 
-    /// Follows a turn that handed nothing out. One that moves something is not in vain, also where
-    /// peers work on this side's memory, which writes no entry. Another turn comes at once if the
-    /// clock was not read for long: then true.
+    /// Has to follow a turn that returned no entry. A turn that moved frames counts as progress:
+    /// one-sided operations of peers write no entry. If the clock was not read for long a second
+    /// turn reads it, and the result is true.
     #[inline(always)]
     pub(crate) fn note_moved(&mut self, shared: &Shared, moved: usize) -> bool {
         if moved > 0 {
-            self.found();
+            self.note_progress();
         }
         let is_late = self.engine.is_late();
         if is_late {
@@ -228,66 +226,66 @@ impl Core {
         is_late
     }
 
-    /// A turn that reads the clock, after one of a program that polls seldom and did not.
+    /// A turn that reads the clock, in a program that polls rarely.
     #[inline(never)]
     fn turn_late(&mut self, shared: &Shared) {
-        if self.watch.is_calm() {
+        if self.watch.is_idle() {
             self.full_turn(shared);
         } else if !self.watch.is_driven() {
-            self.turn_and_tell(shared);
+            self.turn_and_notify(shared);
         }
     }
 
-    /// Turns the loop if the thread that does sleeps.
+    /// Turns the loop if the progress thread sleeps.
     fn turn_if_asleep(&mut self, shared: &Shared) {
         if let Some(until) = self.asleep_until {
-            // Whoever polls is faster than the thread's wake-up. What the turn made due is the
-            // thread's again, since the caller may go to sleep now.
+            // A polling thread is faster than a wake-up of the progress thread. Deadlines of this
+            // turn are left to the progress thread, since the caller may go to sleep.
             self.turn(shared);
             self.wake_if_due(shared, until);
         }
     }
 
-    /// Counts a read that found something, and turns the loop now and then.
+    /// Counts a read that found an entry, and turns the loop once in [`READS_PER_TURN`].
     #[inline]
-    pub(crate) fn read_something(&mut self, shared: &Shared) {
-        self.found();
-        self.reads_left -= 1;
-        if self.reads_left == 0 {
-            self.reads_left = READS_PER_TURN;
+    pub(crate) fn note_entry_read(&mut self, shared: &Shared) {
+        self.note_progress();
+        self.reads_to_turn -= 1;
+        if self.reads_to_turn == 0 {
+            self.reads_to_turn = READS_PER_TURN;
             cold(());
             self.turn_if_manual(shared);
         }
     }
 
-    /// Takes the entry that is next, as a read that finds something, if there is nothing to do
-    /// besides: see `take_one` of the node's queues.
+    /// Takes the next entry, if the loop need not be turned before: see `take_one` of the node's
+    /// queues.
     #[inline(always)]
     pub(crate) fn take_one(&mut self, cq: CqId, reader: impl EntryReader) -> Option<bool> {
         if self.node().cqs.is_empty(cq) {
             return None;
         }
         // The loop is to be turned.
-        if self.reads_left <= 1 {
+        if self.reads_to_turn <= 1 {
             return cold(Some(false));
         }
         let taken = reader.take_one(cq, self.engine.node_mut(), &mut self.ops);
         if taken == Some(true) {
-            self.reads_left -= 1;
-            self.found();
+            self.reads_to_turn -= 1;
+            self.note_progress();
         }
         taken
     }
 
-    /// A read has not been in vain.
+    /// A read or turn has made progress: restarts the count of empty reads.
     #[inline(always)]
-    pub(crate) fn found(&mut self) {
+    pub(crate) fn note_progress(&mut self) {
         self.reads_to_yield = READS_BEFORE_YIELD + READS_PER_YIELD;
     }
 
-    /// Counts a read that found nothing, and says whether it is time to yield.
+    /// Counts an empty read and returns whether to yield the processor.
     #[inline(always)]
-    pub(crate) fn reads_in_vain(&mut self) -> bool {
+    pub(crate) fn note_empty_read(&mut self) -> bool {
         self.reads_to_yield -= 1;
         let yields = self.reads_to_yield == 0;
         if yields {
@@ -296,35 +294,35 @@ impl Core {
         yields
     }
 
-    /// What a post may have changed: entries of queues, and the next deadline.
+    /// Notifies watchers after a post, which may have changed queues and the next deadline.
     #[inline(always)]
     pub(crate) fn posted(&mut self, shared: &Shared) {
-        if self.watch.any() {
+        if self.watch.has_watchers() {
             cold(());
-            self.tell_watchers(shared);
+            self.notify_watchers(shared);
         }
     }
 
     #[inline(never)]
-    fn tell_watchers(&mut self, shared: &Shared) {
+    fn notify_watchers(&mut self, shared: &Shared) {
         self.notify(shared);
         if let Some(until) = self.asleep_until {
             self.wake_if_due(shared, until);
         }
     }
 
-    /// Wakes whoever sleeps and has something now, or will have to turn the loop earlier than it
-    /// knows of.
+    /// Wakes sleepers whose target is ready, and sleepers that turn the loop if the next deadline
+    /// is earlier than they know.
     fn notify(&mut self, shared: &Shared) {
         self.watch.notify(self.engine.node(), &shared.sleep);
-        if self.watch.has_turners()
+        if self.watch.has_pollers()
             && self.next_deadline().is_some_and(|d| self.watch.oversleeps(d))
         {
             shared.sleep.notify();
         }
     }
 
-    /// The connection side, if there is one, and what it sends through.
+    /// The connection side, if it is open, and its transport.
     pub(crate) fn cm(&mut self) -> Option<(&mut Cm, Transport<'_>)> {
         let Self { cm, engine, ops, .. } = self;
         cm.as_deref_mut().map(|cm| (cm, Transport { engine, ops }))
@@ -336,22 +334,23 @@ impl Core {
         [self.engine.next_deadline(), cm].into_iter().flatten().min()
     }
 
-    /// The progress thread is awake.
+    /// Notes that the progress thread is awake.
     fn note_awake(&mut self) {
         if self.asleep_until.take().is_some() {
-            self.watch.ignore();
+            self.watch.remove_watcher();
         }
     }
 
-    /// The progress thread sleeps until then, unless a post has something due earlier.
+    /// Notes that the progress thread sleeps until `until`. A post with an earlier deadline wakes
+    /// it.
     fn note_asleep(&mut self, until: Instant) {
-        self.watch.attend();
+        self.watch.add_watcher();
         self.asleep_until = Some(until);
     }
 
     #[cold]
     fn wake_if_due(&mut self, shared: &Shared, until: Instant) {
-        if self.works.any() {
+        if self.deferred.any() {
             self.release();
         }
         if self.next_deadline().is_some_and(|d| d < until) {
@@ -361,15 +360,15 @@ impl Core {
     }
 
     #[inline(never)]
-    fn look_now(&mut self, shared: &Shared) {
+    fn run_housekeeping(&mut self, shared: &Shared) {
         if self.engine.node().coll.has_event() {
-            self.look_for_joins(shared);
+            self.poll_joins(shared);
         }
-        if self.teller.is_due(&self.engine) {
-            self.teller.tell(&mut self.engine);
+        if self.notice_log.is_due(&self.engine) {
+            self.notice_log.drain(&mut self.engine);
         }
         if self.engine.node().observed.has_failed_injects() {
-            self.tell_failed_injects();
+            self.warn_failed_injects();
         }
         if self.engine.node().openings.has_secrets() {
             self.log_secrets();
@@ -378,12 +377,12 @@ impl Core {
         if self.cm.as_ref().is_some_and(|cm| cm.is_due(self.engine.node(), now))
             && let Some((cm, mut io)) = self.cm()
         {
-            cm.look(&mut io);
+            cm.poll(&mut io);
         }
-        if self.works.any() {
+        if self.deferred.any() {
             self.release();
         }
-        if self.watch.any() {
+        if self.watch.has_watchers() {
             self.notify(shared);
         }
         if let Some(stats) = &mut self.stats
@@ -393,13 +392,13 @@ impl Core {
         }
     }
 
-    /// Takes the keys, or the certificate, from the files again whenever one has changed. Best
-    /// effort: without a thread the domain keeps what it has.
-    pub(crate) fn watch_keys(&mut self, mut files: Files) {
-        if let Files::Certificate(files) = &mut files {
-            files.is_for(self.engine.caps());
+    /// Starts to watch the files with keys or certificate. Best effort: without a thread the domain
+    /// keeps its keys.
+    pub(crate) fn watch_keys(&mut self, mut files: KeySource) {
+        if let KeySource::Certificate(files) = &mut files {
+            files.set_port(self.engine.caps());
         }
-        match FileWatch::start(move || files.look()) {
+        match FileWatch::start(move || files.poll()) {
             Ok(watch) => self.key_watch = Some(watch),
             Err(e) => {
                 tracing::warn!("no thread watches the key files ({e}): they are not read again")
@@ -415,15 +414,15 @@ impl Core {
     }
 
     #[cold]
-    fn take_keys(&mut self, news: News) {
+    fn take_keys(&mut self, update: KeyUpdate) {
         let now = Engine::now();
-        // What the node would refuse was refused when the files were read.
-        let (what, taken) = match news {
-            News::Keys(keys) => {
+        // Invalid keys were refused when the files were read.
+        let (what, taken) = match update {
+            KeyUpdate::Keys(keys) => {
                 let what = format!("key files have changed: {} keys", keys.len());
                 (what, self.node().sessions().set_keys(now, keys))
             }
-            News::Certificate(own) => {
+            KeyUpdate::Certificate(own) => {
                 let what = format!("certificate has changed: {}", own.identity());
                 (what, self.node().sessions().set_certificate(now, own))
             }
@@ -434,25 +433,25 @@ impl Core {
         }
     }
 
-    /// Hands the outcomes of joins to the event queues.
+    /// Writes the outcomes of joins to the event queues.
     #[cold]
-    pub(crate) fn look_for_joins(&mut self, shared: &Shared) {
+    pub(crate) fn poll_joins(&mut self, shared: &Shared) {
         while let Some(event) = self.node().coll.event() {
             let at = self.join_fids.iter().position(|(group, _)| *group == event.group);
             let fid = at.map(|at| self.join_fids.swap_remove(at).1);
-            if let Some(eq) = shared.joiner(event.ep) {
+            if let Some(eq) = shared.join_eq(event.ep) {
                 eq.push_join(fid, event.context, event.result);
             }
             if self.joins && !self.node().coll.is_joining() {
                 self.joins = false;
-                self.watch.ignore();
+                self.watch.remove_watcher();
             }
         }
     }
 
-    /// Tells of failed operations that no completion tells of, once in [`INJECTS_PERIOD_NS`].
+    /// Logs failed injects, which write no completion, at most once in [`INJECTS_PERIOD_NS`].
     #[cold]
-    fn tell_failed_injects(&mut self) {
+    fn warn_failed_injects(&mut self) {
         let now = self.engine.last_now();
         if now < self.injects_from {
             return;
@@ -466,29 +465,30 @@ impl Core {
     }
 
     #[cold]
-    fn mourn(&mut self, shared: &Shared) -> usize {
-        if !std::mem::replace(&mut self.mourned, true) {
+    fn report_port_loss(&mut self, shared: &Shared) -> usize {
+        if !std::mem::replace(&mut self.loss_reported, true) {
             let why = self.engine.gone().map(ToString::to_string).unwrap_or_default();
             tracing::error!("{why}: every operation of its domain ends with FI_ENETDOWN");
             for eq in shared.event_queues() {
                 eq.push_error(Error::NetDown);
             }
-            // No later turn looks by time.
-            self.tell_failed_injects();
+            // No later turn runs the housekeeping by time.
+            self.warn_failed_injects();
         }
-        // No later turn is one that looks by time.
-        if self.teller.is_due(&self.engine) {
-            self.teller.tell(&mut self.engine);
+        // No later turn runs the housekeeping by time.
+        if self.notice_log.is_due(&self.engine) {
+            self.notice_log.drain(&mut self.engine);
         }
         0
     }
 }
 
 impl Drop for Core {
-    /// What failed in the last second, and secrets of sessions, are told before the domain goes.
+    /// Logs the failed injects of the last second, and the last secrets, before the domain is
+    /// closed.
     fn drop(&mut self) {
         self.injects_from = Instant(0);
-        self.tell_failed_injects();
+        self.warn_failed_injects();
         self.log_secrets();
     }
 }
@@ -497,10 +497,10 @@ impl Drop for Core {
 pub(crate) struct Shared {
     pub(crate) lock: Lock<Core>,
     pub(crate) sleep: Sleep,
-    /// The application turns the loop.
+    /// Manual progress: the application turns the loop.
     pub(crate) manual: AtomicBool,
     pub(crate) caps: PortCaps,
-    /// What the domain holds, for the receive thread.
+    /// Held packets of the domain, for the receive thread.
     pub(crate) holds: Arc<HoldWatch>,
     pub(crate) settings: Settings,
     /// Numbers endpoint objects.
@@ -508,7 +508,7 @@ pub(crate) struct Shared {
     /// Numbers address vector sets.
     sets: AtomicU32,
     /// The event queues of endpoints, for the outcomes of joins.
-    joiners: Mutex<Vec<(EpId, Weak<EqInner>)>>,
+    join_eqs: Mutex<Vec<(EpId, Weak<EqInner>)>>,
     eqs: Mutex<Vec<Weak<EqInner>>>,
     stop: AtomicBool,
 }
@@ -521,10 +521,10 @@ impl HasLock for Shared {
     }
 }
 
-impl Turns for Shared {
+impl ManualProgress for Shared {
     fn turn_for_reader(&self) -> bool {
-        // Event queues belong to the fabric, so the promise of `FI_THREAD_DOMAIN` does not hold for
-        // a thread that reads one.
+        // Event queues belong to the fabric, so `FI_THREAD_DOMAIN` does not cover threads that read
+        // them.
         let enters = self.manual.load(Ordering::Relaxed).then(|| self.enter_control());
         let Some(Ok(mut core)) = enters else { return false };
         core.turn(self);
@@ -534,22 +534,22 @@ impl Turns for Shared {
 
 impl Shared {
     /// Whether the domain is being closed.
-    pub(crate) fn stops(&self) -> bool {
+    pub(crate) fn is_closing(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// For a data call: posts, reads of queues and counters, waits.
+    /// Enters for a data call: posts, reads of queues and counters, waits.
     #[inline]
     pub(crate) fn enter(&self) -> Result<Guard<'_, Core>> {
         self.lock.enter()
     }
 
-    /// For a control call, which opens, binds, registers, inserts, asks or closes: from any thread.
-    pub(crate) fn enter_control(&self) -> Result<Beside<'_, Core>> {
+    /// Enters for a control call (open, bind, register, insert, query, close), from any thread.
+    pub(crate) fn enter_control(&self) -> Result<ControlGuard<'_, Core>> {
         self.lock.enter_control()
     }
 
-    /// Tells domains apart.
+    /// Identifies the domain in the process.
     pub(crate) fn name(&self) -> usize {
         std::ptr::from_ref(self).addr()
     }
@@ -566,16 +566,16 @@ impl Shared {
         u64::from(self.sets.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Outcomes of joins of endpoint `ep` go to `eq` from now on.
-    pub(crate) fn tell_joins_to(&self, ep: EpId, eq: &Arc<EqInner>) {
-        let mut joiners = self.joiners.lock().unwrap_or_else(PoisonError::into_inner);
-        joiners.retain(|(other, eq)| *other != ep && eq.strong_count() > 0);
-        joiners.push((ep, Arc::downgrade(eq)));
+    /// Sets the event queue for the outcomes of joins of endpoint `ep`.
+    pub(crate) fn set_join_eq(&self, ep: EpId, eq: &Arc<EqInner>) {
+        let mut join_eqs = self.join_eqs.lock().unwrap_or_else(PoisonError::into_inner);
+        join_eqs.retain(|(other, eq)| *other != ep && eq.strong_count() > 0);
+        join_eqs.push((ep, Arc::downgrade(eq)));
     }
 
-    fn joiner(&self, ep: EpId) -> Option<Arc<EqInner>> {
-        let joiners = self.joiners.lock().unwrap_or_else(PoisonError::into_inner);
-        joiners.iter().find(|(other, _)| *other == ep).and_then(|(_, eq)| eq.upgrade())
+    fn join_eq(&self, ep: EpId) -> Option<Arc<EqInner>> {
+        let join_eqs = self.join_eqs.lock().unwrap_or_else(PoisonError::into_inner);
+        join_eqs.iter().find(|(other, _)| *other == ep).and_then(|(_, eq)| eq.upgrade())
     }
 
     pub(crate) fn bind_eq(&self, eq: &Arc<EqInner>) {
@@ -583,11 +583,12 @@ impl Shared {
         eqs.push(Arc::downgrade(eq));
     }
 
-    /// Runs `attempt` until it answers, a signal or the end of `timeout` comes (`None`), sleeping
-    /// in between while entry `idx` of the watch list has no more than `attempt` saw.
+    /// Runs `attempt` until it returns a result, or until a signal or the end of `timeout`
+    /// (`None`). Sleeps in between while entry `idx` of the watch list has not risen above the
+    /// level that `attempt` saw.
     ///
-    /// `attempt` gets the chance to turn the loop; `want` says above which level of value and at
-    /// which error count to wake again.
+    /// `attempt` may turn the loop. `want` maps the current value and error count to the value
+    /// above which, and the error count other than which, to wake.
     pub(crate) fn wait_for<R>(
         &self,
         idx: usize,
@@ -630,14 +631,14 @@ impl Shared {
         }
     }
 
-    /// Ends a wait. Who sleeps on may have counted on this thread for what is due next.
+    /// Ends a wait. Other sleepers may have relied on this thread for the next deadline.
     fn leave_wait<R>(&self, mut core: Guard<'_, Core>, answer: Option<R>) -> Option<R> {
         core.posted(self);
         answer
     }
 }
 
-/// Ends the progress thread and the domain when its last object goes.
+/// Ends the threads and the domain when its last object is dropped.
 pub(crate) struct Owner {
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -645,7 +646,7 @@ pub(crate) struct Owner {
     receiver: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// What every object of a domain holds.
+/// The reference of an object to its domain.
 #[derive(Clone)]
 pub(crate) struct DomainRef {
     shared: Arc<Shared>,
@@ -663,7 +664,7 @@ impl Deref for DomainRef {
 
 impl DomainRef {
     /// Makes the shared part of a domain around `engine`. Manual progress until
-    /// [`drive`](Self::drive) is called.
+    /// [`start_progress_thread`](Self::start_progress_thread) is called.
     pub(crate) fn new(
         engine: Engine,
         settings: Settings,
@@ -680,7 +681,7 @@ impl DomainRef {
             watch: Watch::default(),
             mrs: MrTable::default(),
             stats,
-            teller: Teller::default(),
+            notice_log: NoticeLog::default(),
             auth_keys: AuthKeys::default(),
             tclass: crate::tclass::TC_UNSPEC,
             key_log: None,
@@ -689,11 +690,11 @@ impl DomainRef {
             join_fids: Vec::new(),
             joins: false,
             cm: None,
-            works: Works::default(),
+            deferred: DeferredTable::default(),
             asleep_until: None,
-            reads_left: READS_PER_TURN,
+            reads_to_turn: READS_PER_TURN,
             reads_to_yield: READS_BEFORE_YIELD + READS_PER_YIELD,
-            mourned: false,
+            loss_reported: false,
             injects_from: Instant(0),
         };
         let shared = Arc::new(Shared {
@@ -705,11 +706,11 @@ impl DomainRef {
             settings,
             ep_count: AtomicU32::new(0),
             sets: AtomicU32::new(0),
-            joiners: Mutex::default(),
+            join_eqs: Mutex::default(),
             eqs: Mutex::default(),
             stop: AtomicBool::new(false),
         });
-        Lock::shut_in_child(&shared);
+        Lock::close_in_child(&shared);
         let owner = Arc::new(Owner {
             shared: Arc::clone(&shared),
             thread: Mutex::default(),
@@ -718,7 +719,7 @@ impl DomainRef {
         Self { shared, owner }
     }
 
-    /// The shared part alone, for those who must not keep the domain open.
+    /// The shared part alone, which does not keep the domain open.
     pub(crate) fn arc(&self) -> &Arc<Shared> {
         &self.shared
     }
@@ -728,16 +729,16 @@ impl DomainRef {
         Arc::strong_count(&self.owner)
     }
 
-    /// Whether the domain's silence is its death: something answers peers whatever the program
-    /// does, or the port tells which processes live.
+    /// Whether silence of the domain means that its process is dead: a thread answers peers
+    /// whatever the program does, or the port knows which processes live.
     pub(crate) fn answers(&self) -> bool {
         let receiver =
             || self.owner.receiver.lock().unwrap_or_else(PoisonError::into_inner).is_some();
         self.caps.tells_presence || !self.manual.load(Ordering::Relaxed) || receiver()
     }
 
-    /// Keeps the receive thread, which ends with the domain.
-    pub(crate) fn keep_receiver(&self, thread: JoinHandle<()>) {
+    /// Stores the receive thread, which ends with the domain.
+    pub(crate) fn set_receive_thread(&self, thread: JoinHandle<()>) {
         let receiver = self.owner.receiver.lock();
         *receiver.unwrap_or_else(PoisonError::into_inner) = Some(thread);
     }
@@ -745,9 +746,9 @@ impl DomainRef {
     /// Starts the progress thread, unless it runs.
     ///
     /// # Errors
-    /// [`Error::NoMem`] if the system has no thread left, [`Error::Invalid`] if the processor it
-    /// shall stay on does not exist. [`Error::OpBadState`] as for every call.
-    pub(crate) fn drive(&self, idle: Idle) -> Result<()> {
+    /// [`Error::NoMem`] if the system has no thread left, [`Error::Invalid`] if the processor to
+    /// pin it to does not exist. [`Error::OpBadState`] as for every call.
+    pub(crate) fn start_progress_thread(&self, idle: Idle) -> Result<()> {
         let mut thread = self.owner.thread.lock().unwrap_or_else(PoisonError::into_inner);
         if thread.is_some() {
             return Ok(());
@@ -762,8 +763,8 @@ impl DomainRef {
             .map_err(|e| refused_by_system("the progress thread", e.raw_os_error().unwrap_or(0)))?;
         *thread = Some(started);
         self.manual.store(false, Ordering::Relaxed);
-        self.enter()?.watch.drive();
-        // A leader among the sleepers waits on the port, which is the thread's now.
+        self.enter()?.watch.set_driven();
+        // A leading waiter may sleep on the port, which the progress thread waits on from now on.
         self.sleep.notify();
         Ok(())
     }
@@ -782,13 +783,13 @@ impl Drop for Owner {
             let thread = thread.get_mut().unwrap_or_else(PoisonError::into_inner);
             if let Some(thread) = thread.take() {
                 thread.thread().unpark();
-                // It panics only by our own bug, which it has told already.
+                // A thread panics only by a bug of barewire, and has printed the panic.
                 let _ = thread.join();
-                // The other may have taken the wake-up.
+                // The other thread may have consumed the wake-up.
                 self.shared.sleep.wake_port();
             }
         }
-        // What arrived is acknowledged, also while the objects were closed.
+        // Received packets are acknowledged, also those that arrived while the objects were closed.
         if let Ok(mut core) = self.shared.lock.enter_to_close() {
             core.turn(&self.shared);
             for _ in 0..LAST_ACKS {
@@ -822,7 +823,7 @@ fn cpu_set(cpu: usize) -> Result<nix::sched::CpuSet> {
 /// Empty turns after which the thread yields or sleeps.
 const IDLE_TURNS: u32 = 200;
 
-/// Turns the loop until the domain goes or its port has gone.
+/// Turns the loop until the domain is closed or its port is lost.
 fn drive(shared: &Shared, idle: Idle) {
     if let Some(set) = shared.settings.cpu.and_then(|cpu| cpu_set(cpu).ok())
         && let Err(e) = nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &set)
@@ -846,7 +847,7 @@ fn drive(shared: &Shared, idle: Idle) {
             sleep = Some(Duration::from_nanos(until.since(now)));
         }
         drop(core);
-        shared.lock.let_others_in();
+        shared.lock.yield_to_waiters();
         if let Some(time) = sleep {
             shared.sleep.wait_port(time);
         } else if idle != Idle::Spin && empty > IDLE_TURNS {

@@ -1,5 +1,5 @@
-//! Where a domain's keys come from: its attributes, the program, or files, which are looked at
-//! again while the domain is open.
+//! The keys of a domain: from its attributes, from the program, or from files, which are read again
+//! when they change.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,56 +14,57 @@ use crate::certificate::CertSource;
 use crate::errno::{Error, OpenError};
 use crate::file_watch::{Source, Tracked};
 use crate::info::DomainAttr;
-use crate::key_file::{Kind, open};
+use crate::key_file::{FileKind, open};
 use crate::random::random_secret;
 use crate::settings::Settings;
 
 /// The keys that a domain is opened with.
 #[derive(Debug)]
-pub(crate) struct Keys {
+pub(crate) struct DomainKeys {
     pub(crate) ring: Keyring,
-    /// The files that they are from, if they are.
-    pub(crate) files: Option<Files>,
+    /// The files to watch, if the keys are from files.
+    pub(crate) files: Option<KeySource>,
 }
 
-/// Files of a domain, which are looked at while it is open.
+/// Files with the keys or the certificate of a domain, which are watched while it is open.
 #[derive(Clone, Debug)]
-pub(crate) enum Files {
-    /// With keys.
-    Keys(Tracked<KeyFiles>),
-    /// With a certificate.
+pub(crate) enum KeySource {
+    /// Key files.
+    Files(Tracked<KeyFiles>),
+    /// Certificate files.
     Certificate(CertSource),
 }
 
-/// What files have come to hold.
-pub(crate) enum News {
+/// New content of the files.
+pub(crate) enum KeyUpdate {
     /// A list of keys.
     Keys(Vec<PreSharedKey>),
     /// A certificate.
     Certificate(Arc<Credentials>),
 }
 
-impl Files {
-    /// As [`Tracked::look`].
-    pub(crate) fn look(&mut self) -> Option<News> {
+impl KeySource {
+    /// As [`Tracked::poll`].
+    pub(crate) fn poll(&mut self) -> Option<KeyUpdate> {
         match self {
-            Self::Keys(files) => files.look().map(News::Keys),
-            Self::Certificate(files) => files.look().map(News::Certificate),
+            Self::Files(files) => files.poll().map(KeyUpdate::Keys),
+            Self::Certificate(files) => files.poll().map(KeyUpdate::Certificate),
         }
     }
 }
 
-/// The keys of a domain that was opened with these attributes: its `auth_key`, or else those of the
-/// files that the settings name, or their certificate; `None` if there is neither. Where keys are
-/// of address vectors, none yet. `entropy` are fresh random bytes.
+/// The keys of a domain with these attributes: its `auth_key`, or else the certificate or the key
+/// files of the settings; `None` if it has none. With `FI_AV_AUTH_KEY` the list is empty at first.
+/// `entropy` are fresh random bytes.
 ///
 /// # Errors
-/// A file cannot be read, others than its owner may read it, or a key is too short or too long.
-pub(crate) fn of(
+/// A file cannot be read, users other than its owner may read it, or a key is too short or too
+/// long.
+pub(crate) fn domain_keys(
     settings: &Settings,
     attr: &DomainAttr,
     entropy: impl Into<Locked<[u8; 32]>>,
-) -> Result<Option<Keys>, OpenError> {
+) -> Result<Option<DomainKeys>, OpenError> {
     let auth_key: &[u8] = &attr.auth_key;
     if let Some(files) = &settings.certificate {
         let beside = if attr.av_auth_key || !auth_key.is_empty() {
@@ -80,34 +81,34 @@ pub(crate) fn of(
         }
         let (credentials, source) = CertSource::open(files)?;
         let ring = Keyring::of_certificate(credentials, settings.seal, entropy);
-        return Ok(Some(Keys { ring, files: Some(Files::Certificate(source)) }));
+        return Ok(Some(DomainKeys { ring, files: Some(KeySource::Certificate(source)) }));
     }
     if attr.av_auth_key {
         if !auth_key.is_empty() {
             let line = "auth_key has to be NULL where auth_key_size is FI_AV_AUTH_KEY";
             return Err(OpenError::new(Error::Invalid("auth_key with FI_AV_AUTH_KEY"), line));
         }
-        return Ok(Some(Keys { ring: Keyring::of_tenants(entropy), files: None }));
+        return Ok(Some(DomainKeys { ring: Keyring::of_tenants(entropy), files: None }));
     }
     let (keys, files) = if !auth_key.is_empty() {
-        (vec![made(auth_key, settings.seal, "auth_key of the domain")?], None)
+        (vec![make_key(auth_key, settings.seal, "auth_key of the domain")?], None)
     } else if settings.key_files.is_empty() {
         return Ok(None);
     } else {
-        let (keys, files) = opened(&settings.key_files, settings.seal)?;
-        (keys, Some(Files::Keys(files)))
+        let (keys, files) = open_files(&settings.key_files, settings.seal)?;
+        (keys, Some(KeySource::Files(files)))
     };
     let ring = Keyring::new(keys, entropy).ok_or_else(too_many)?;
-    Ok(Some(Keys { ring, files }))
+    Ok(Some(DomainKeys { ring, files }))
 }
 
-/// The keys, or the certificate, of a domain with these settings, for who speaks to its peers
-/// beside it; `None` if it has neither.
+/// The keys, or the certificate, of a domain with these settings, for programs that exchange frames
+/// with its peers without a domain; `None` if it has neither.
 ///
 /// # Errors
-/// A domain would not open with them; the line says why, and what would mend it.
+/// A domain would not open with them; the line has the reason and the remedy.
 pub fn keyring(settings: &Settings) -> Result<Option<Keyring>, OpenError> {
-    let keys = of(settings, &DomainAttr::default(), random_secret()?)?;
+    let keys = domain_keys(settings, &DomainAttr::default(), random_secret()?)?;
     Ok(keys.map(|keys| keys.ring))
 }
 
@@ -116,8 +117,8 @@ fn too_many() -> OpenError {
     OpenError::new(Error::Invalid("a list of keys has 1 to 4"), line)
 }
 
-/// The key of these bytes, which are those of `whose`.
-fn made(bytes: &[u8], seal: Mode, whose: &str) -> Result<PreSharedKey, OpenError> {
+/// The key of these bytes. `whose` names their source in the error.
+fn make_key(bytes: &[u8], seal: Mode, whose: &str) -> Result<PreSharedKey, OpenError> {
     PreSharedKey::new(bytes, seal).ok_or_else(|| {
         let len = bytes.len();
         let e = Error::Invalid("a key has 16 to 1024 bytes");
@@ -126,10 +127,10 @@ fn made(bytes: &[u8], seal: Mode, whose: &str) -> Result<PreSharedKey, OpenError
     })
 }
 
-/// A key file: nobody but its owner may read it.
-const SECRET: Kind = Kind { what: "key file", not: 0o077, most: KEY_MAX + 3 };
+/// A key file: only its owner may read it.
+const SECRET: FileKind = FileKind { what: "key file", not: 0o077, most: KEY_MAX + 3 };
 
-/// Files that hold keys. Every file but the first may be missing.
+/// Key files. All but the first may be missing.
 #[derive(Clone, Debug)]
 pub(crate) struct KeyFiles {
     paths: Vec<PathBuf>,
@@ -137,8 +138,8 @@ pub(crate) struct KeyFiles {
 }
 
 impl Source for KeyFiles {
-    type Held = Vec<PreSharedKey>;
-    const STAYS: &str = "the keys stay as they are";
+    type Content = Vec<PreSharedKey>;
+    const UNCHANGED: &str = "the keys stay as they are";
 
     fn paths(&self) -> &[PathBuf] {
         &self.paths
@@ -151,7 +152,7 @@ impl Source for KeyFiles {
                 Err(e) if i > 0 && e.kind() == io::ErrorKind::NotFound => {}
                 file => {
                     let bytes = read(path, file)?;
-                    keys.push(made(&bytes, self.seal, &path.display().to_string())?);
+                    keys.push(make_key(&bytes, self.seal, &path.display().to_string())?);
                 }
             }
         }
@@ -163,7 +164,7 @@ impl Source for KeyFiles {
 ///
 /// # Errors
 /// See [`of`].
-fn opened(
+fn open_files(
     paths: &[PathBuf],
     seal: Mode,
 ) -> Result<(Vec<PreSharedKey>, Tracked<KeyFiles>), OpenError> {
@@ -178,12 +179,12 @@ fn opened(
     if paths.len() > KEYS_MAX {
         return Err(too_many());
     }
-    // The program may go to another directory meanwhile.
+    // Absolute paths, since the program may change its directory.
     let paths = paths.iter().map(|path| std::path::absolute(path).unwrap_or(path.clone()));
     Tracked::open(KeyFiles { paths: paths.collect(), seal })
 }
 
-/// The bytes of a key file, without a line end behind a key that is long enough.
+/// The bytes of a key file, without the trailing newline if the key is long enough without it.
 fn read(path: &Path, file: io::Result<std::fs::File>) -> Result<Locked<[u8]>, OpenError> {
     let bytes = SECRET.read_secret(path, file)?;
     let mut key = &bytes[..];
@@ -193,22 +194,22 @@ fn read(path: &Path, file: io::Result<std::fs::File>) -> Result<Locked<[u8]>, Op
     Ok(Locked::copy_of(key))
 }
 
-/// Bytes of the key in a file, for who says whether a domain would take it.
+/// Length of the key in a file, bytes, for programs that check key files.
 ///
 /// # Errors
-/// A domain would not: the file cannot be read, others than its owner may read it, or the key is
-/// too short or too long. The line says which, and what would mend it.
+/// A domain would not open with the file: it cannot be read, users other than its owner may read
+/// it, or the key is too short or too long. The line has the reason and the remedy.
 pub fn key_file_len(path: &Path) -> Result<usize, OpenError> {
     let bytes = read(path, open(path))?;
-    made(&bytes, Mode::Encrypted, &path.display().to_string())?;
+    make_key(&bytes, Mode::Encrypted, &path.display().to_string())?;
     Ok(bytes.len())
 }
 
-/// The keys that a program gives.
+/// The keys that a program passes.
 ///
 /// # Errors
-/// [`Error::Invalid`]: one has fewer than 16 bytes or more than 1,024.
-pub(crate) fn given(keys: &[&[u8]], seal: Mode) -> Result<Vec<PreSharedKey>, Error> {
+/// [`Error::Invalid`]: a key has fewer than 16 or more than 1,024 bytes.
+pub(crate) fn keys_from_bytes(keys: &[&[u8]], seal: Mode) -> Result<Vec<PreSharedKey>, Error> {
     let made = |bytes: &&[u8]| PreSharedKey::new(bytes, seal);
     let made: Option<Vec<_>> = keys.iter().map(made).collect();
     made.ok_or(Error::Invalid("a key has 16 to 1024 bytes"))
@@ -222,7 +223,7 @@ mod tests {
     use super::*;
     use crate::info::AuthKey;
 
-    type Made = Result<Option<Keys>, OpenError>;
+    type Made = Result<Option<DomainKeys>, OpenError>;
 
     fn attr(key: &[u8]) -> DomainAttr {
         DomainAttr { auth_key: AuthKey::new(key), ..DomainAttr::default() }
@@ -264,7 +265,7 @@ mod tests {
         let dir = Dir::new();
         let path = dir.0.join("key");
         put(&path, bytes, mode);
-        of(&with_files(&[&path]), &attr(auth_key), [1; 32])
+        domain_keys(&with_files(&[&path]), &attr(auth_key), [1; 32])
     }
 
     /// What the first key makes of a frame.
@@ -276,10 +277,10 @@ mod tests {
     fn a_key_is_of_its_bytes_wherever_they_are() {
         let want = tag(key(&[b'k'; 32], 0o600, &[]));
         assert_eq!(tag(key(&[&[b'k'; 32][..], b"\r\n"].concat(), 0o400, &[])), want);
-        assert_eq!(tag(of(&Settings::default(), &attr(&[b'k'; 32]), [2; 32])), want);
+        assert_eq!(tag(domain_keys(&Settings::default(), &attr(&[b'k'; 32]), [2; 32])), want);
         assert_eq!(tag(key(&[b'f'; 32], 0o600, &[b'k'; 32])), want, "auth_key goes before");
         assert_ne!(tag(key(&[b'f'; 32], 0o600, &[])), want);
-        assert!(of(&Settings::default(), &attr(&[]), [0; 32]).unwrap().is_none());
+        assert!(domain_keys(&Settings::default(), &attr(&[]), [0; 32]).unwrap().is_none());
     }
 
     #[test]
@@ -288,24 +289,26 @@ mod tests {
         assert!(line(key(&[1; 32], 0o640, &[])).contains("chmod 600"));
         assert!(line(key(&[1; 15], 0o600, &[])).contains("15 bytes"));
         assert!(line(key(&[1; 1025], 0o600, &[])).contains("/dev/urandom"));
-        assert!(line(of(&Settings::default(), &attr(&[1; 3]), [0; 32])).contains("auth_key"));
+        assert!(
+            line(domain_keys(&Settings::default(), &attr(&[1; 3]), [0; 32])).contains("auth_key")
+        );
         let named = |names: &[&str]| {
             let paths: Vec<&Path> = names.iter().map(Path::new).collect();
-            line(of(&with_files(&paths), &attr(&[]), [0; 32]))
+            line(domain_keys(&with_files(&paths), &attr(&[]), [0; 32]))
         };
         assert!(named(&["/nowhere/key"]).contains("/nowhere/key"));
         assert!(named(&[""]).contains("is set and empty"));
         assert!(named(&["/dev/null"]).contains("of this user's or root's"));
         assert!(named(&["/nowhere/key", ""]).contains("between the colons"));
         assert!(named(&["a", "b", "c", "d", "e"]).contains("4 keys at most"));
-        assert!(given(&[&[1; 16], &[1; 15]], Mode::Encrypted).is_err());
+        assert!(keys_from_bytes(&[&[1; 16], &[1; 15]], Mode::Encrypted).is_err());
     }
 
     /// A key of random bytes may end as a line does.
     #[test]
     fn a_short_key_keeps_its_end() {
         let bytes = [&[7; 15][..], b"\n"].concat();
-        let want = tag(of(&Settings::default(), &attr(&bytes), [2; 32]));
+        let want = tag(domain_keys(&Settings::default(), &attr(&bytes), [2; 32]));
         assert_eq!(tag(key(&bytes, 0o600, &[])), want);
     }
 
@@ -317,7 +320,7 @@ mod tests {
         let [now, next, old] = ["key", "next", "old"].map(|name| dir.0.join(name));
         let paths = [&now, &next, &old].map(|path| path.clone());
         put(&now, &[1; 32], 0o600);
-        let (keys, mut files) = opened(&paths, Mode::Encrypted).unwrap();
+        let (keys, mut files) = open_files(&paths, Mode::Encrypted).unwrap();
         let tags = |keys: &[PreSharedKey]| -> Vec<u8> {
             let of = |n: u8| PreSharedKey::new(&[n; 32], Mode::Encrypted).unwrap();
             let is = |key: &PreSharedKey, n| key.is_tag(b"x", &of(n).tag_key().tag(b"x"));
@@ -328,23 +331,23 @@ mod tests {
         let relative = here.ancestors().skip(1).map(|_| "..");
         let relative: PathBuf =
             relative.chain([now.strip_prefix("/").unwrap().to_str().unwrap()]).collect();
-        let (_, elsewhere) = opened(&[relative], Mode::Encrypted).unwrap();
+        let (_, elsewhere) = open_files(&[relative], Mode::Encrypted).unwrap();
         assert!(elsewhere.source.paths[0].is_absolute(), "the program may change its directory");
-        assert!(files.look().is_none(), "nothing has changed");
+        assert!(files.poll().is_none(), "nothing has changed");
         put(&next, &[2; 32], 0o600);
-        assert_eq!(files.look().map(|keys| tags(&keys)), Some(vec![1, 2]));
+        assert_eq!(files.poll().map(|keys| tags(&keys)), Some(vec![1, 2]));
         std::fs::hard_link(&now, &old).unwrap();
         std::fs::rename(&next, &now).unwrap();
-        assert_eq!(files.look().map(|keys| tags(&keys)), Some(vec![2, 1]));
+        assert_eq!(files.poll().map(|keys| tags(&keys)), Some(vec![2, 1]));
         put(&old, &[3; 32], 0o644);
-        assert!(files.look().is_none(), "others can read it");
+        assert!(files.poll().is_none(), "others can read it");
         assert!(files.is_bad(), "it is read again, also if it does not change");
-        assert!(files.look().is_none());
+        assert!(files.poll().is_none());
         std::fs::remove_file(&old).unwrap();
-        assert_eq!(files.look().map(|keys| tags(&keys)), Some(vec![2]));
+        assert_eq!(files.poll().map(|keys| tags(&keys)), Some(vec![2]));
         std::fs::remove_file(&now).unwrap();
-        assert!(files.look().is_none(), "who has removed it means to hide it");
+        assert!(files.poll().is_none(), "who has removed it means to hide it");
         put(&now, &[4; 32], 0o400);
-        assert_eq!(files.look().map(|keys| tags(&keys)), Some(vec![4]));
+        assert_eq!(files.poll().map(|keys| tags(&keys)), Some(vec![4]));
     }
 }

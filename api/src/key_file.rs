@@ -16,7 +16,7 @@ pub(crate) fn open(path: &Path) -> io::Result<File> {
 
 /// What a file is, and who may do what with it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Kind {
+pub(crate) struct FileKind {
     /// As a line has it, such as "key file".
     pub(crate) what: &'static str,
     /// Bits of the mode that it must not have.
@@ -25,7 +25,7 @@ pub(crate) struct Kind {
     pub(crate) most: usize,
 }
 
-impl Kind {
+impl FileKind {
     /// The bytes of a file that was opened, which are no secret.
     ///
     /// # Errors

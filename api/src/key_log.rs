@@ -1,5 +1,5 @@
-//! The file to which a domain writes the secrets of its sessions, if its user asks for that
-//! (`BAREWIRE_KEY_LOG`). A reader of the file can read every recording of these sessions
+//! The file to which a domain writes the secrets of its sessions, if the user sets
+//! `BAREWIRE_KEY_LOG`. A reader of the file can read every recording of these sessions
 //! (`docs/security.md`).
 
 use std::fs::{File, OpenOptions};
@@ -12,18 +12,19 @@ use barewire_dataplane::seal::lines;
 
 use crate::errno::{Error, OpenError, mend_of};
 
-/// See the module.
+/// An open key log file.
 pub(crate) struct KeyLog {
     path: PathBuf,
-    /// `None` after a write that failed.
+    /// `None` after a failed write.
     file: Option<File>,
 }
 
 impl KeyLog {
-    /// Opens the file, or makes it, this user's alone, and says so in the log. What it holds stays.
+    /// Opens or creates the file, with access for this user alone, and logs a warning. New lines
+    /// are appended.
     ///
     /// # Errors
-    /// It cannot be written, is no file of this user's, or others may use it.
+    /// The file cannot be written, is not this user's, or other users have access to it.
     pub(crate) fn open(path: &Path) -> Result<Self, OpenError> {
         let shown = path.display();
         let failed = |e: io::Error| {
@@ -32,7 +33,7 @@ impl KeyLog {
         };
         let mut options = OpenOptions::new();
         options.append(true).create(true).mode(0o600);
-        // A FIFO would keep it for ever, and a link lead to somebody else's file.
+        // A FIFO could block for ever, and a link could lead to another user's file.
         options.custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW);
         let file = options.open(path).map_err(failed)?;
         let is = file.metadata().map_err(failed)?;
@@ -51,8 +52,8 @@ impl KeyLog {
         Ok(Self { path: path.to_owned(), file: Some(file) })
     }
 
-    /// Writes the secrets of the sessions that have opened, each time in one piece, as several
-    /// processes may write to one file. A write that fails is told in the log and is the last.
+    /// Writes the secrets of newly opened sessions, in one write, since several processes may
+    /// append to the file. A failed write is logged and is the last.
     #[cold]
     pub(crate) fn write(&mut self, node: &mut Node) {
         let secrets = node.openings.take_secrets();

@@ -1,4 +1,4 @@
-//! The lock of a domain, and when it can be skipped.
+//! The lock of a domain, and its modes without a lock.
 //!
 //! A domain is in one of three modes. *Shared* (`FI_THREAD_SAFE`, and any domain with a progress
 //! thread): a spin lock, one exchange if uncontended; under contention it yields the processor,
@@ -9,16 +9,16 @@
 //! is not checked.
 //!
 //! In serial mode the promise covers data calls only: control calls (fi_domain(3): open, bind,
-//! register, insert, close) come from any thread ([`Lock::enter_control`]). A domain in owned or
-//! serial mode may also have a thread of ours, which enters while the program is outside
-//! ([`Lock::enter_beside`]). Data calls pay no fence for either. A control call or thread *claims*
-//! the lock, then the kernel runs a barrier on every processor of the process (membarrier(2),
-//! `PRIVATE_EXPEDITED`). After it, either the claimer sees that a data call is inside, or the next
-//! data call sees the claim and waits.
+//! register, insert, close) may come from any thread ([`Lock::enter_control`]). A domain in owned
+//! or serial mode may also have a *service thread* (the receive thread), which enters while the
+//! program is outside ([`Lock::try_enter_control`]). Data calls pay no fence for either. A control
+//! call or service thread *claims* the lock, then the kernel runs a barrier on every processor of
+//! the process (membarrier(2), `PRIVATE_EXPEDITED`). After it, either the claimer sees that a data
+//! call is inside, or the next data call sees the claim and waits.
 //!
 //! A forked child shares the parent's device memory and must never touch it: every entry compares
-//! the number of forks in this process's ancestry, except entries through an open gate, which the
-//! fork shuts in the child ([`Lock::shut_in_child`]).
+//! the number of forks in this process's ancestry, except entries through an open gate, which a
+//! fork closes in the child ([`Lock::close_in_child`]).
 
 use std::cell::{Cell, UnsafeCell};
 use std::io;
@@ -36,29 +36,31 @@ use crate::errno::{Error, Result};
 const OWNED: u8 = 0;
 const SHARED: u8 = 1;
 const SERIAL: u8 = 3;
-/// A panic inside the lock, which only our own bug can cause: the state is undefined.
+/// A thread has panicked inside the lock, by a bug of barewire: the state is undefined.
 const POISONED: u8 = 2;
 
-/// Who may enter.
+/// Which threads may enter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Entry {
-    /// One thread, which is checked.
+    /// One thread, the owner. Checked.
     Owned,
-    /// One thread at a time, which the application has promised (`Fabric::domain_serial`).
+    /// One thread at a time. Promised by the application (`Fabric::domain_serial`), not checked.
     Serial,
-    /// Everybody.
+    /// Every thread.
     Shared,
 }
 
-/// Somebody beside the data calls is inside, or waits until they are not.
+/// Flag of [`Gate::checks`]: a control call or service thread is inside, or waits for a data call
+/// to leave.
 const CLAIMED: u8 = 1;
-/// The mode decides: it is not serial, or a fork would not set this in the child.
-const ASK_MODE: u8 = 2;
+/// Flag of [`Gate::checks`]: a data call has to check the mode. Clear only in serial mode, and
+/// after the lock is registered for forks, which set it in the child.
+const CHECK_MODE: u8 = 2;
 
-/// An owned lock without an owner: the next thread to enter becomes it.
-const NOBODY: u64 = 0;
+/// An owned lock without an owner: the next thread that enters becomes its owner.
+const NO_OWNER: u64 = 0;
 
-/// Tries before the first yield. A turn that does something takes about as long.
+/// Tries before the first yield: about the duration of a turn of the loop that moves frames.
 const SPINS: u32 = 128;
 
 pub(crate) struct Lock<T> {
@@ -67,91 +69,92 @@ pub(crate) struct Lock<T> {
     forks: u32,
     /// Number of the owning thread.
     owner: AtomicU64,
-    /// Threads that want in and found it held.
+    /// Threads that wait for the shared lock.
     waiting: AtomicU32,
     value: UnsafeCell<T>,
 }
 
-/// Whether a data call may enter.
+/// The words that decide whether a data call may enter.
 struct Gate {
-    /// A data call is inside in owned or serial mode, or checks whether it may be. Written by data
-    /// calls only, with plain stores.
+    /// A data call is inside in owned or serial mode, or is about to enter. Written by data calls
+    /// only, with plain stores.
     inside: AtomicBool,
-    /// [`CLAIMED`] and [`ASK_MODE`]: why a data call that is inside may have to leave again.
-    asks: AtomicU8,
-    /// Somebody is inside, in shared mode. A word of its own, since a data call that came before
-    /// the mode changed may still write `inside`.
+    /// [`CLAIMED`] and [`CHECK_MODE`]: reasons why a data call that has set `inside` must not go on
+    /// at once.
+    checks: AtomicU8,
+    /// A thread is inside, in shared mode. A separate word, since a data call that began before the
+    /// mode changed may still write `inside`.
     held: AtomicBool,
 }
 
 // SAFETY: the value moves between threads (hence `T: Send`) but is only reached through a `Guard`
-// or a `Beside`, of which there is one at a time:
-// - shared mode: `held` becomes true in one exchange, with acquire, which whoever finds it so has
-//   not won, and false with release;
-// - owned mode: only the owner gets past `enter`, he alone writes `inside`, and ownership passes by
-//   a release store and an acquiring exchange;
-// - serial mode: whoever opened the domain has promised, in an unsafe call, that one data call at a
-//   time is inside and that what one did happened before what the next does;
-// - beside owned or serial mode: one claims at a time, in one exchange. The claim is stored before
-//   a barrier on all processors of the process, and `inside` is read after it; a data call stores
-//   `inside` and then reads the claim, in program order. So one of the two is seen. The data call
-//   gives way and waits for the claim to end (acquire); who claims waits for the data call to leave
-//   (acquire), or gives the claim up (release);
-// - from owned or serial to shared: whoever is inside changes the mode, having taken `held`, so
-//   that others who see the new mode wait for him. A data call looks at the mode, or at `ASK_MODE`,
-//   after the claim, so it sees the new one.
+// or a `ControlGuard`, of which there is one at a time:
+// - shared mode: a thread enters by the exchange, with acquire, that changes `held` from false to
+//   true, and leaves by a store of false, with release;
+// - owned mode: only the owner gets past `enter` and writes `inside`; ownership passes by a release
+//   store and an acquiring exchange;
+// - serial mode: the program has promised, in an unsafe call, that one data call at a time is
+//   inside and that each happens before the next;
+// - claims in owned or serial mode: one thread claims at a time, by one exchange. The claim is
+//   stored before a barrier on all processors of the process, and `inside` is read after it; a data
+//   call stores `inside` and then reads the claim, in program order. So at least one of the two
+//   sees the other. The data call then leaves and waits for the claim to end (acquire); the claimer
+//   waits for the data call to leave (acquire), or drops the claim (release);
+// - from owned or serial to shared: a thread that is inside takes `held` and then changes the mode,
+//   so that threads that see the new mode wait for it. A data call reads the mode, or `CHECK_MODE`,
+//   after the claim, so it sees the new mode.
 unsafe impl<T: Send> Sync for Lock<T> {}
 
-/// What a lock is part of.
+/// An object that contains a lock.
 pub(crate) trait HasLock: Send + Sync {
-    /// What the lock is for.
+    /// The value that the lock guards.
     type Value;
 
     /// The lock, always the same.
     fn lock(&self) -> &Lock<Self::Value>;
 }
 
-/// A lock that a fork shuts, of whatever value.
-trait Shut: Send + Sync {
+/// A lock of any value, whose gate a fork closes in the child.
+trait HasGate: Send + Sync {
     fn gate(&self) -> &Gate;
 }
 
-impl<S: HasLock> Shut for S {
+impl<S: HasLock> HasGate for S {
     fn gate(&self) -> &Gate {
         &self.lock().gate
     }
 }
 
-/// The right to touch the value. Stays on its thread.
+/// Exclusive access of a data call to the value. Bound to its thread.
 pub(crate) struct Guard<'a, T> {
     lock: &'a Lock<T>,
     on_this_thread: PhantomData<*const ()>,
 }
 
-/// The right of a destructor to touch the value.
-pub(crate) struct Closing<'a, T> {
-    inside: ManuallyDrop<Beside<'a, T>>,
-    /// The thread was already unwinding when it entered.
+/// Exclusive access of a destructor to the value.
+pub(crate) struct CloseGuard<'a, T> {
+    inside: ManuallyDrop<ControlGuard<'a, T>>,
+    /// The thread was unwinding from a panic when it entered.
     unwinding: bool,
 }
 
 impl<T> Lock<T> {
     pub(crate) fn new(value: T, entry: Entry) -> Self {
-        watch_forks();
+        register_fork_handlers();
         Self {
             mode: AtomicU8::new(match entry {
                 Entry::Owned => OWNED,
-                // Without the barrier nobody could come beside the data calls.
-                Entry::Serial if register_beside().is_ok() => SERIAL,
+                // Without the barrier no control call could exclude data calls.
+                Entry::Serial if register_membarrier().is_ok() => SERIAL,
                 Entry::Serial | Entry::Shared => SHARED,
             }),
             gate: Gate {
                 inside: AtomicBool::new(false),
-                asks: AtomicU8::new(ASK_MODE),
+                checks: AtomicU8::new(CHECK_MODE),
                 held: AtomicBool::new(false),
             },
             forks: FORKS.load(Ordering::Relaxed),
-            owner: AtomicU64::new(NOBODY),
+            owner: AtomicU64::new(NO_OWNER),
             waiting: AtomicU32::new(0),
             value: UnsafeCell::new(value),
         }
@@ -172,7 +175,7 @@ impl<T> Lock<T> {
     }
 
     /// Takes the lock if no further check is needed: in serial mode while nothing else is inside.
-    /// `None` if not, also while a control call or thread of ours is inside, for which
+    /// `None` if not, also while a control call or service thread is inside, for which
     /// [`enter`](Self::enter) waits.
     #[inline(always)]
     pub(crate) fn enter_open(&self) -> Option<Guard<'_, T>> {
@@ -182,17 +185,18 @@ impl<T> Lock<T> {
         Some(Guard { lock: self, on_this_thread: PhantomData })
     }
 
-    /// Goes on inside.
+    /// Returns the guard of a lock that this thread still holds.
     ///
     /// # Safety
-    /// This thread is inside by a guard that [stayed](Guard::stay), and has not gone on since.
+    /// This thread holds the lock by a guard that [stayed](Guard::stay), and has not resumed it
+    /// since.
     #[inline(always)]
     pub(crate) unsafe fn resume(&self) -> Guard<'_, T> {
         Guard { lock: self, on_this_thread: PhantomData }
     }
 
-    /// The rest of [`enter`](Self::enter). The caller makes the guard, of whose parts then none has
-    /// to be looked up.
+    /// The rest of [`enter`](Self::enter). The caller makes the guard, so that it stays in
+    /// registers.
     #[inline(never)]
     fn enter_checked(&self) -> Result<()> {
         if self.forked() {
@@ -213,10 +217,11 @@ impl<T> Lock<T> {
                 OWNED => {
                     let me = thread_number();
                     match self.owner.load(Ordering::Relaxed) {
-                        NOBODY => {
-                            // Acquires what the last owner did; the mode may be another now.
+                        NO_OWNER => {
+                            // Acquires the writes of the last owner. The mode may have changed, so
+                            // the loop checks again.
                             let (order, fail) = (Ordering::Acquire, Ordering::Relaxed);
-                            let _ = self.owner.compare_exchange(NOBODY, me, order, fail);
+                            let _ = self.owner.compare_exchange(NO_OWNER, me, order, fail);
                         }
                         owner if owner == me => return self.take(),
                         _ => return Err(Error::OpBadState),
@@ -231,7 +236,7 @@ impl<T> Lock<T> {
     #[inline]
     fn enter_shared(&self) -> Result<()> {
         if self.gate.held.swap(true, Ordering::Acquire) {
-            self.wait_for_it();
+            self.spin_until_free();
         }
         if self.mode.load(Ordering::Relaxed) == POISONED {
             self.gate.leave();
@@ -241,7 +246,7 @@ impl<T> Lock<T> {
     }
 
     #[cold]
-    fn wait_for_it(&self) {
+    fn spin_until_free(&self) {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         let mut tries = 0_u32;
         let held = || self.gate.held.load(Ordering::Relaxed);
@@ -256,21 +261,21 @@ impl<T> Lock<T> {
         self.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Enters in owned or serial mode, for somebody who may if nobody is inside, once nobody beside
-    /// the data calls is.
+    /// Enters in owned or serial mode, after claims have ended. The caller may enter if no data
+    /// call is inside.
     ///
     /// # Errors
-    /// [`Error::OpBadState`]: called back from inside, or somebody panicked there.
+    /// [`Error::OpBadState`]: called back from inside, or a thread has panicked inside.
     fn take(&self) -> Result<()> {
         if self.gate.inside.load(Ordering::Relaxed) {
-            // It has become shared: whoever tries its gate is there for a moment.
+            // The mode may have become shared: then another thread tries the gate at this moment.
             return match self.mode.load(Ordering::Acquire) {
                 SHARED => self.enter_shared(),
                 _ => Err(Error::OpBadState),
             };
         }
         loop {
-            if self.gate.go_in() & CLAIMED == 0 {
+            if self.gate.set_inside() & CLAIMED == 0 {
                 match self.mode.load(Ordering::Relaxed) {
                     OWNED | SERIAL => return Ok(()),
                     SHARED => {
@@ -284,28 +289,28 @@ impl<T> Lock<T> {
                 }
             }
             self.gate.inside.store(false, Ordering::Release);
-            wait_while(|| self.gate.asks.load(Ordering::Acquire) & CLAIMED != 0);
+            wait_while(|| self.gate.checks.load(Ordering::Acquire) & CLAIMED != 0);
         }
     }
 
-    /// Takes the lock for a thread of ours beside the program's data calls, in owned and serial
-    /// mode. `None` if the program is inside, or nobody may enter any more. Takes a microsecond and
-    /// disturbs each processor that runs a thread of the process. Also `None` before
-    /// [`admit_beside`](Self::admit_beside), in owned mode.
-    pub(crate) fn enter_beside(&self) -> Option<Beside<'_, T>> {
+    /// Takes the lock for a service thread, in owned and serial mode without the program's promise.
+    /// `None` if a data call is inside, or the lock is poisoned. Costs about a microsecond and
+    /// interrupts each processor that runs a thread of the process. Also `None` before
+    /// [`allow_service_threads`](Self::allow_service_threads), in owned mode.
+    pub(crate) fn try_enter_control(&self) -> Option<ControlGuard<'_, T>> {
         if self.forked() {
             return None;
         }
         if self.mode.load(Ordering::Acquire) == SHARED {
-            return self.enter().ok().map(|guard| Beside::of(guard));
+            return self.enter().ok().map(|guard| ControlGuard::of(guard));
         }
         if self.gate.claim() {
             return None;
         }
-        let claimed = Beside::claimed(self);
-        // Nobody else can change the mode now.
+        let claimed = ControlGuard::claimed(self);
+        // No other thread can change the mode now.
         let mode = || self.mode.load(Ordering::Acquire);
-        let enters = barrier_everywhere().is_ok()
+        let enters = process_barrier().is_ok()
             && !self.gate.inside.load(Ordering::Acquire)
             && matches!(mode(), OWNED | SERIAL);
         enters.then_some(claimed)
@@ -313,70 +318,70 @@ impl<T> Lock<T> {
 
     /// Takes the lock for a control call, which in serial mode may come while a data call is inside
     /// on another thread: waits until that has left. Costs what
-    /// [`enter_beside`](Self::enter_beside) does.
+    /// [`try_enter_control`](Self::try_enter_control) does.
     ///
     /// # Errors
-    /// As [`enter`](Self::enter). In serial mode who is inside already waits for ever.
-    pub(crate) fn enter_control(&self) -> Result<Beside<'_, T>> {
+    /// As [`enter`](Self::enter). In serial mode a thread that is already inside deadlocks.
+    pub(crate) fn enter_control(&self) -> Result<ControlGuard<'_, T>> {
         if self.mode.load(Ordering::Acquire) != SERIAL {
-            return self.enter().map(|guard| Beside::of(guard));
+            return self.enter().map(|guard| ControlGuard::of(guard));
         }
         if self.forked() {
             return Err(Error::OpBadState);
         }
         wait_while(|| self.gate.claim());
-        let claimed = Beside::claimed(self);
-        let barred = barrier_everywhere();
+        let claimed = ControlGuard::claimed(self);
+        let barred = process_barrier();
         wait_while(|| self.gate.inside.load(Ordering::Acquire));
         if barred.is_ok() && self.mode.load(Ordering::Acquire) == SERIAL {
             return Ok(claimed);
         }
-        // Somebody has changed the mode. Nothing has panicked in here, whatever this thread does.
+        // The mode has changed. The claim ends without its destructor, which would poison the lock
+        // if this thread unwinds.
         std::mem::forget(claimed);
         self.end_claim(false);
         barred.map_err(|_| Error::OpBadState)?;
-        self.enter().map(|guard| Beside::of(guard))
+        self.enter().map(|guard| ControlGuard::of(guard))
     }
 
-    /// Leaves a lock that was claimed, and `is_held` besides since it was made shared from inside.
+    /// Ends a claim, and releases `held` if `is_held`: the lock was made shared from inside.
     fn end_claim(&self, is_held: bool) {
         if is_held {
             self.gate.held.store(false, Ordering::Release);
         }
-        self.gate.asks.fetch_and(!CLAIMED, Ordering::Release);
+        self.gate.checks.fetch_and(!CLAIMED, Ordering::Release);
     }
 
-    /// From now on a thread of ours may come in beside the program's, which is elsewhere.
+    /// Allows a service thread to enter while the program is outside.
     ///
     /// # Errors
-    /// The kernel has no `membarrier`, without which only a shared lock can be had beside the
-    /// program. Nobody may then.
-    pub(crate) fn admit_beside(&self) -> io::Result<()> {
+    /// The kernel has no `membarrier`, without which a service thread can only enter a shared lock.
+    pub(crate) fn allow_service_threads(&self) -> io::Result<()> {
         if self.mode.load(Ordering::Relaxed) == SHARED {
             return Ok(());
         }
-        register_beside().map_err(|e| io::Error::new(e.kind(), format!("membarrier(2): {e}")))
+        register_membarrier().map_err(|e| io::Error::new(e.kind(), format!("membarrier(2): {e}")))
     }
 
     /// As [`enter_control`](Self::enter_control) for a destructor, which may run while its
     /// thread unwinds from a panic elsewhere.
-    pub(crate) fn enter_to_close(&self) -> Result<Closing<'_, T>> {
+    pub(crate) fn enter_to_close(&self) -> Result<CloseGuard<'_, T>> {
         let inside = ManuallyDrop::new(self.enter_control()?);
-        Ok(Closing { inside, unwinding: std::thread::panicking() })
+        Ok(CloseGuard { inside, unwinding: std::thread::panicking() })
     }
 
-    /// Lets go of an owned domain, so that another thread may own it: the next to enter does.
+    /// Gives up the ownership of an owned domain. The next thread that enters becomes the owner.
     ///
     /// # Errors
     /// As [`enter`](Self::enter): only the owner can.
     pub(crate) fn disown(&self) -> Result<()> {
         drop(self.enter()?);
-        self.owner.store(NOBODY, Ordering::Release);
+        self.owner.store(NO_OWNER, Ordering::Release);
         Ok(())
     }
 
-    /// Lets a thread that has run the progress loop yield while others want in.
-    pub(crate) fn let_others_in(&self) {
+    /// Yields to threads that wait for the lock, after a turn of the progress loop.
+    pub(crate) fn yield_to_waiters(&self) {
         // Bounded: a waiter may have been stopped by a debugger.
         for _ in 0..64 {
             if self.waiting.load(Ordering::Relaxed) == 0 {
@@ -386,9 +391,10 @@ impl<T> Lock<T> {
         }
     }
 
-    /// From now on a fork shuts the lock of `owner` in the child, so that in serial mode its gate
-    /// can be open. (If somebody is inside it is not opened, which costs him and others time only.)
-    pub(crate) fn shut_in_child<S: HasLock<Value = T> + 'static>(owner: &Arc<S>) {
+    /// Registers the lock of `owner`: a fork closes its gate in the child from now on, so in serial
+    /// mode the gate can be open. (If a thread is inside the gate is not opened, which costs time
+    /// only.)
+    pub(crate) fn close_in_child<S: HasLock<Value = T> + 'static>(owner: &Arc<S>) {
         let lock = owner.lock();
         if lock.mode.load(Ordering::Relaxed) != SERIAL {
             return;
@@ -397,11 +403,11 @@ impl<T> Lock<T> {
         if lock.mode.load(Ordering::Relaxed) != SERIAL {
             return;
         }
-        let watched: Weak<S> = Arc::downgrade(owner);
-        WATCHED.change(|locks| locks.push(watched));
-        // A fork after this shuts it; before it there was nothing to shut, but for a fork in
-        // between, whose child this is not, since it would not be here.
-        lock.gate.asks.fetch_and(!ASK_MODE, Ordering::Relaxed);
+        let entry: Weak<S> = Arc::downgrade(owner);
+        FORK_REGISTRY.change(|locks| locks.push(entry));
+        // A later fork closes the gate in the child; before, the gate was not open. A child of a
+        // fork in between does not run this code.
+        lock.gate.checks.fetch_and(!CHECK_MODE, Ordering::Relaxed);
         inside.leave();
     }
 
@@ -413,35 +419,35 @@ impl<T> Lock<T> {
 }
 
 impl Gate {
-    /// Enters if no question is to be asked. Makes no call, so that a caller in which it is inlined
-    /// keeps its registers.
+    /// Enters if no further check is needed. Makes no call, so that a caller into which it is
+    /// inlined keeps its registers.
     #[inline(always)]
     fn enter_if_open(&self) -> bool {
         if self.inside.load(Ordering::Relaxed) {
             return cold(false);
         }
-        if self.go_in() != 0 {
+        if self.set_inside() != 0 {
             self.inside.store(false, Ordering::Release);
             return cold(false);
         }
         true
     }
 
-    /// Enters, and says what there was to be asked. The order of the two is kept for whoever claims
-    /// by his barrier on this processor.
+    /// Sets `inside` and returns the pending checks. The barrier of a claimer, which runs on this
+    /// processor, orders the two.
     #[inline(always)]
-    fn go_in(&self) -> u8 {
+    fn set_inside(&self) -> u8 {
         self.inside.store(true, Ordering::Relaxed);
         compiler_fence(Ordering::SeqCst);
-        self.asks.load(Ordering::Acquire)
+        self.checks.load(Ordering::Acquire)
     }
 
-    /// Claims it. Whether somebody else had: then nothing has happened.
+    /// Claims the lock. Returns true if it was already claimed: then nothing has happened.
     fn claim(&self) -> bool {
-        self.asks.fetch_or(CLAIMED, Ordering::Acquire) & CLAIMED != 0
+        self.checks.fetch_or(CLAIMED, Ordering::Acquire) & CLAIMED != 0
     }
 
-    /// Leaves, in whatever mode: who waits for a data call looks at `inside`, which changes last.
+    /// Leaves in any mode. A claimer waits for `inside`, which is stored last.
     #[inline(always)]
     fn leave(&self) {
         self.held.store(false, Ordering::Release);
@@ -450,31 +456,31 @@ impl Gate {
 
     #[cfg(test)]
     fn is_open(&self) -> bool {
-        self.asks.load(Ordering::Relaxed) == 0 && !self.inside.load(Ordering::Relaxed)
+        self.checks.load(Ordering::Relaxed) == 0 && !self.inside.load(Ordering::Relaxed)
     }
 
-    /// Shuts it for good: in a process that must not come in, or where the mode changes.
-    fn shut(&self) {
-        self.asks.fetch_or(ASK_MODE, Ordering::Relaxed);
+    /// Closes the gate for good: in a forked child, or when the mode changes.
+    fn close(&self) {
+        self.checks.fetch_or(CHECK_MODE, Ordering::Relaxed);
     }
 }
 
 impl<T> Drop for Lock<T> {
     fn drop(&mut self) {
-        // What it is part of is being dropped, and is no longer to be had from there.
-        WATCHED.change(|locks| locks.retain(|lock| lock.strong_count() > 0));
+        // The object of this lock is being dropped: its weak reference is dead.
+        FORK_REGISTRY.change(|locks| locks.retain(|lock| lock.strong_count() > 0));
     }
 }
 
 impl<T> Guard<'_, T> {
-    /// Leaves, as dropping does, when nothing has panicked: it is not asked.
+    /// Leaves as `drop` does, without the check for a panic.
     #[inline(always)]
     pub(crate) fn leave(self) {
         self.lock.gate.leave();
         std::mem::forget(self);
     }
 
-    /// Leaves the lock to be held, until [`Lock::resume`] goes on.
+    /// Keeps the lock held without a guard, until [`Lock::resume`].
     #[inline(always)]
     pub(crate) fn stay(self) {
         std::mem::forget(self);
@@ -504,52 +510,51 @@ impl<T> Drop for Guard<'_, T> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.lock.mode.store(POISONED, Ordering::Relaxed);
-            self.lock.gate.shut();
+            self.lock.gate.close();
         }
         self.lock.gate.leave();
     }
 }
 
-impl<'a, T> Deref for Closing<'a, T> {
-    type Target = Beside<'a, T>;
+impl<'a, T> Deref for CloseGuard<'a, T> {
+    type Target = ControlGuard<'a, T>;
 
-    fn deref(&self) -> &Beside<'a, T> {
+    fn deref(&self) -> &ControlGuard<'a, T> {
         &self.inside
     }
 }
 
-impl<T> DerefMut for Closing<'_, T> {
+impl<T> DerefMut for CloseGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut Self::Target {
         &mut self.inside
     }
 }
 
-impl<T> Drop for Closing<'_, T> {
+impl<T> Drop for CloseGuard<'_, T> {
     fn drop(&mut self) {
         if self.unwinding {
-            // Nothing has panicked in here that we know of.
+            // The panic began elsewhere, so the lock is not poisoned.
             match &self.inside.shared {
                 Some(_) => self.inside.lock.gate.leave(),
                 None => self.inside.lock.end_claim(self.inside.is_held),
             }
         } else {
-            // SAFETY: `drop` asks that the value is not used afterwards, and this is the last that
-            // happens to it.
+            // SAFETY: the value must not be used after this, and this is its last use.
             unsafe { ManuallyDrop::drop(&mut self.inside) };
         }
     }
 }
 
-/// The right of a control call, or of a thread of ours, to touch the value.
-pub(crate) struct Beside<'a, T> {
+/// Exclusive access of a control call or service thread to the value.
+pub(crate) struct ControlGuard<'a, T> {
     lock: &'a Lock<T>,
-    /// The lock itself, where it was not claimed.
+    /// Guard of a lock that was entered and not claimed.
     shared: Option<Guard<'a, T>>,
-    /// It was claimed, and made shared since.
+    /// The lock was claimed, and made shared since.
     is_held: bool,
 }
 
-impl<'a, T> Beside<'a, T> {
+impl<'a, T> ControlGuard<'a, T> {
     fn of(guard: Guard<'a, T>) -> Self {
         Self { lock: guard.lock, shared: Some(guard), is_held: false }
     }
@@ -558,18 +563,18 @@ impl<'a, T> Beside<'a, T> {
         Self { lock, shared: None, is_held: false }
     }
 
-    /// Makes the lock shared, before another thread of ours may come.
+    /// Makes the lock shared, before another thread of barewire enters.
     pub(crate) fn share(&mut self) {
         if matches!(self.lock.mode.load(Ordering::Relaxed), OWNED | SERIAL) {
             self.lock.gate.held.store(true, Ordering::Relaxed);
             self.is_held = self.shared.is_none();
-            self.lock.gate.shut();
+            self.lock.gate.close();
             self.lock.mode.store(SHARED, Ordering::Release);
         }
     }
 }
 
-impl<T> Deref for Beside<'_, T> {
+impl<T> Deref for ControlGuard<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -579,7 +584,7 @@ impl<T> Deref for Beside<'_, T> {
     }
 }
 
-impl<T> DerefMut for Beside<'_, T> {
+impl<T> DerefMut for ControlGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: either a guard is held, or the claim keeps every other entry out (see `Sync`);
         // `&mut self` keeps out a second borrow through this guard.
@@ -587,20 +592,20 @@ impl<T> DerefMut for Beside<'_, T> {
     }
 }
 
-impl<T> Drop for Beside<'_, T> {
+impl<T> Drop for ControlGuard<'_, T> {
     fn drop(&mut self) {
         if self.shared.is_some() {
             return;
         }
         if std::thread::panicking() {
             self.lock.mode.store(POISONED, Ordering::Relaxed);
-            self.lock.gate.shut();
+            self.lock.gate.close();
         }
         self.lock.end_claim(self.is_held);
     }
 }
 
-/// Waits for somebody who is inside for a few turns of the loop.
+/// Waits for a thread that is inside, for a few turns of the loop.
 fn wait_while(mut busy: impl FnMut() -> bool) {
     let mut tries = 0_u32;
     while busy() {
@@ -608,22 +613,22 @@ fn wait_while(mut busy: impl FnMut() -> bool) {
         if tries < SPINS {
             std::hint::spin_loop();
         } else {
-            // Not a yield: a program with a real-time policy would yield to its like alone.
+            // Not a yield: a thread with a real-time policy yields only to threads of its priority.
             std::thread::sleep(Duration::from_micros(20));
         }
     }
 }
 
-/// Prepares the process for [`Lock::enter_beside`]. May be called again.
+/// Prepares the process for [`Lock::try_enter_control`]. May be called again.
 ///
 /// # Errors
 /// The kernel's, before Linux 4.14 or where a filter forbids membarrier(2).
-pub(crate) fn register_beside() -> io::Result<()> {
+pub(crate) fn register_membarrier() -> io::Result<()> {
     membarrier(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED)
 }
 
-/// When it returns, every thread of the process has passed a full memory barrier.
-fn barrier_everywhere() -> io::Result<()> {
+/// Runs a full memory barrier on every thread of the process.
+fn process_barrier() -> io::Result<()> {
     membarrier(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED)
 }
 
@@ -633,14 +638,14 @@ fn membarrier(command: libc::c_int) -> io::Result<()> {
     if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// A number of this thread that no other thread of the process ever has, not 0.
+/// A number of this thread, not 0, that no other thread of the process ever has.
 #[inline]
 fn thread_number() -> u64 {
     thread_local! {
-        static NUMBER: Cell<u64> = const { Cell::new(NOBODY) };
+        static NUMBER: Cell<u64> = const { Cell::new(NO_OWNER) };
     }
     NUMBER.with(|n| match n.get() {
-        NOBODY => {
+        NO_OWNER => {
             static NEXT: AtomicU64 = AtomicU64::new(1);
             n.set(NEXT.fetch_add(1, Ordering::Relaxed));
             n.get()
@@ -652,21 +657,21 @@ fn thread_number() -> u64 {
 /// Forks between the first domain and this process.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// What a fork shuts.
-static WATCHED: Watched =
-    Watched { busy: AtomicBool::new(false), locks: UnsafeCell::new(Vec::new()) };
+/// The locks whose gates a fork closes in the child.
+static FORK_REGISTRY: ForkRegistry =
+    ForkRegistry { busy: AtomicBool::new(false), locks: UnsafeCell::new(Vec::new()) };
 
-struct Watched {
-    /// Somebody is at the list, or forks, which has to find it whole.
+struct ForkRegistry {
+    /// A thread changes the list or forks: a fork must find the list consistent.
     busy: AtomicBool,
-    locks: UnsafeCell<Vec<Weak<dyn Shut>>>,
+    locks: UnsafeCell<Vec<Weak<dyn HasGate>>>,
 }
 
-// SAFETY: whoever reaches the list has set `busy`, in one exchange, with acquire, and clears it
-// with release.
-unsafe impl Sync for Watched {}
+// SAFETY: a thread that accesses the list has set `busy`, by one exchange with acquire, and clears
+// it with release.
+unsafe impl Sync for ForkRegistry {}
 
-impl Watched {
+impl ForkRegistry {
     fn begin(&self) {
         while self.busy.swap(true, Ordering::Acquire) {
             std::thread::yield_now();
@@ -677,35 +682,36 @@ impl Watched {
         self.busy.store(false, Ordering::Release);
     }
 
-    fn change(&self, change: impl FnOnce(&mut Vec<Weak<dyn Shut>>)) {
+    fn change(&self, change: impl FnOnce(&mut Vec<Weak<dyn HasGate>>)) {
         self.begin();
-        // SAFETY: one at a time is here (see `Sync`), and `change` does not come back here.
+        // SAFETY: one thread at a time is here (see `Sync`), and `change` does not call this
+        // function.
         change(unsafe { &mut *self.locks.get() });
         self.end();
     }
 }
 
 extern "C" fn before_fork() {
-    WATCHED.begin();
+    FORK_REGISTRY.begin();
 }
 
 extern "C" fn in_parent() {
-    WATCHED.end();
+    FORK_REGISTRY.end();
 }
 
 extern "C" fn in_child() {
     FORKS.fetch_add(1, Ordering::Relaxed);
-    // SAFETY: `before_fork` has begun, so that nobody was at the list.
-    for lock in unsafe { &*WATCHED.locks.get() } {
-        // Never the last to let go of it: whoever had it at the fork still has.
+    // SAFETY: `before_fork` has set `busy`, so no thread was changing the list.
+    for lock in unsafe { &*FORK_REGISTRY.locks.get() } {
+        // This is never the last reference: the reference of the fork's time still exists.
         if let Some(lock) = lock.upgrade() {
-            lock.gate().shut();
+            lock.gate().close();
         }
     }
-    WATCHED.end();
+    FORK_REGISTRY.end();
 }
 
-fn watch_forks() {
+fn register_fork_handlers() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         // SAFETY: `pthread_atfork` needs handlers of which that for the child may run in the child
@@ -736,14 +742,14 @@ mod tests {
     fn a_thread_beside_the_program_and_the_program_exclude_each_other() {
         for entry in [Entry::Owned, Entry::Serial, Entry::Shared] {
             let lock = Arc::new(Lock::new([0_u64; 2], entry));
-            Lock::shut_in_child(&lock);
-            lock.admit_beside().expect("the kernel has membarrier");
+            Lock::close_in_child(&lock);
+            lock.allow_service_threads().expect("the kernel has membarrier");
             let (there, stop) = (Arc::clone(&lock), Arc::new(AtomicBool::new(false)));
             let stopped = Arc::clone(&stop);
             let beside = std::thread::spawn(move || {
                 let mut entered = 0_u64;
                 while !stopped.load(Ordering::Relaxed) || entered == 0 {
-                    if let Some(mut value) = there.enter_beside() {
+                    if let Some(mut value) = there.try_enter_control() {
                         add_one(&mut value);
                         entered += 1;
                     }
@@ -775,7 +781,7 @@ mod tests {
         const ROUNDS: u64 = 100;
         for trial in 0..100 {
             let lock = Arc::new(Lock::new([0_u64; 2], Entry::Serial));
-            Lock::shut_in_child(&lock);
+            Lock::close_in_child(&lock);
             let data = |lock: &Lock<[u64; 2]>| match lock.enter_open() {
                 Some(mut value) => add_one(&mut value),
                 None => add_one(&mut lock.enter().expect("nobody panicked")),
@@ -816,17 +822,17 @@ mod tests {
     #[test]
     fn a_panic_beside_the_program_closes_the_domain() {
         let lock = Arc::new(Lock::new((), Entry::Serial));
-        lock.admit_beside().expect("the kernel has membarrier");
-        Lock::shut_in_child(&lock);
+        lock.allow_service_threads().expect("the kernel has membarrier");
+        Lock::close_in_child(&lock);
         let there = Arc::clone(&lock);
         let panicked = std::thread::spawn(move || {
-            let _inside = there.enter_beside().expect("nobody is inside");
+            let _inside = there.try_enter_control().expect("nobody is inside");
             panic!("planted");
         });
         assert!(panicked.join().is_err());
         assert!(lock.enter_open().is_none());
         assert_eq!(lock.enter().err(), Some(Error::OpBadState));
-        assert!(lock.enter_beside().is_none());
+        assert!(lock.try_enter_control().is_none());
     }
 
     #[test]
@@ -859,7 +865,7 @@ mod tests {
     #[test]
     fn a_serial_domain_whose_promise_ended_keeps_threads_apart() {
         let lock = Arc::new(Lock::new([0_u64; 2], Entry::Serial));
-        Lock::shut_in_child(&lock);
+        Lock::close_in_child(&lock);
         lock.enter_control().unwrap().share();
         let there = Arc::clone(&lock);
         let turns = |lock: &Lock<[u64; 2]>| {
@@ -875,7 +881,7 @@ mod tests {
     fn a_domain_of_one_thread_is_not_entered_twice() {
         let locks = [Entry::Owned, Entry::Serial, Entry::Serial].map(|e| Lock::new((), e));
         let locks = locks.map(Arc::new);
-        Lock::shut_in_child(&locks[2]);
+        Lock::close_in_child(&locks[2]);
         for lock in &locks {
             let inside = lock.enter().unwrap();
             assert_eq!(lock.enter().err(), Some(Error::OpBadState));
@@ -894,7 +900,7 @@ mod tests {
                 while !stop.load(Ordering::Relaxed) {
                     let lock = |_| Arc::new(Lock::new((), Entry::Serial));
                     let mut locks: Vec<_> = (0..8).map(lock).collect();
-                    locks.iter().for_each(Lock::shut_in_child);
+                    locks.iter().for_each(Lock::close_in_child);
                     assert!(locks.iter().all(|lock| lock.gate.is_open() && lock.enter().is_ok()));
                     drop(locks.pop().and_then(Arc::into_inner));
                 }
@@ -905,7 +911,7 @@ mod tests {
                 assert!(pid >= 0);
                 if pid == 0 {
                     // SAFETY: nobody else is in this process, and the list was found whole.
-                    let mut locks = unsafe { &*WATCHED.locks.get() }.iter();
+                    let mut locks = unsafe { &*FORK_REGISTRY.locks.get() }.iter();
                     let open = locks.any(|l| l.upgrade().is_some_and(|l| l.gate().is_open()));
                     // SAFETY: ends the child without running anybody's destructors.
                     unsafe { libc::_exit(i32::from(open)) };
@@ -976,11 +982,11 @@ mod tests {
         for entry in [Entry::Owned, Entry::Serial, Entry::Shared] {
             let lock = Arc::new(Lock::new((), entry));
             let inside = lock.enter().unwrap();
-            Lock::shut_in_child(&lock);
+            Lock::close_in_child(&lock);
             assert!(!lock.gate.is_open());
             drop(inside);
             assert!(!lock.gate.is_open() && lock.enter().is_ok());
-            Lock::shut_in_child(&lock);
+            Lock::close_in_child(&lock);
             assert_eq!(lock.gate.is_open(), entry == Entry::Serial);
         }
     }
@@ -1004,8 +1010,8 @@ mod tests {
         let locks =
             [Entry::Shared, Entry::Serial, Entry::Serial, Entry::Serial].map(|e| Lock::new((), e));
         let locks = locks.map(Arc::new);
-        locks[2..].iter().for_each(Lock::shut_in_child);
-        locks[3].admit_beside().expect("the kernel has membarrier");
+        locks[2..].iter().for_each(Lock::close_in_child);
+        locks[3].allow_service_threads().expect("the kernel has membarrier");
         assert!(!locks[1].gate.is_open() && locks[2..].iter().all(|lock| lock.gate.is_open()));
         // SAFETY: the child only makes async-signal-safe calls: an atomic load and `_exit`.
         let pid = unsafe { libc::fork() };
@@ -1030,7 +1036,7 @@ mod tests {
     fn an_open_gate_is_entered_once_and_a_guard_that_stayed_is_gone_on_with() {
         let lock = Arc::new(Lock::new(5, Entry::Serial));
         assert!(lock.enter_open().is_none(), "no fork would shut it");
-        Lock::shut_in_child(&lock);
+        Lock::close_in_child(&lock);
         lock.enter_open().expect("nobody is inside").stay();
         assert!(lock.enter_open().is_none());
         assert_eq!(lock.enter().err(), Some(Error::OpBadState));

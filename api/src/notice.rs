@@ -1,5 +1,5 @@
-//! Writes the notices of a node to the log (`tracing`), for what no completion reports: one line
-//! for each session that ended.
+//! Writes the notices of a node to the log (`tracing`): events that no completion reports, such as
+//! the end of a session.
 
 use std::fmt::{self, Write};
 
@@ -14,45 +14,46 @@ use tracing::Level;
 use crate::errno;
 use crate::hosts::{interface_of, own_hosts};
 
-/// Lines that may be written at once. A job of many processes loses many sessions when a switch
-/// fails, and all of them write to one terminal.
+/// Burst of the rate limit, lines. A job of many processes loses many sessions when a switch fails,
+/// and all of them write to one terminal.
 const BURST: u32 = 20;
 
-/// Then one line in so many nanoseconds.
+/// After a burst: one line per period, nanoseconds.
 const PERIOD_NS: u64 = 1_000_000_000;
 
-/// How many lines may be written, and how many were not. One domain's.
+/// The rate-limited log of one domain's notices: a token bucket, and the number of suppressed
+/// lines.
 #[derive(Debug)]
-pub(crate) struct Teller {
+pub(crate) struct NoticeLog {
     tokens: u32,
-    /// When the last token came.
+    /// When the last token was added.
     refilled: Instant,
-    /// Notices that were not written.
+    /// Number of notices that were not written.
     withheld: u64,
 }
 
-impl Default for Teller {
+impl Default for NoticeLog {
     fn default() -> Self {
         Self { tokens: BURST, refilled: Instant(0), withheld: 0 }
     }
 }
 
-impl Teller {
-    /// Whether there is something to [tell](Self::tell).
+impl NoticeLog {
+    /// Whether [`drain`](Self::drain) has something to do.
     #[inline(always)]
     pub(crate) fn is_due(&self, engine: &Engine) -> bool {
         engine.node().observed.has_notice() || self.withheld > 0
     }
 
-    /// Writes what the node has to tell, and what was withheld as soon as a line is free for it.
+    /// Writes the node's notices, and the number of withheld ones as soon as a token is free.
     #[cold]
     #[inline(never)]
-    pub(crate) fn tell(&mut self, engine: &mut Engine) {
+    pub(crate) fn drain(&mut self, engine: &mut Engine) {
         self.refill(engine.last_now());
         while let Some(notice) = engine.node_mut().observed.notice() {
             match notice {
                 Notice::SessionEnded(end) => {
-                    if self.take() {
+                    if self.take_token() {
                         let station = engine.station(end.station);
                         let line = line(&end, station.as_deref(), engine.node().settings());
                         match level(&end) {
@@ -74,10 +75,10 @@ impl Teller {
                         ),
                     );
                 }
-                Notice::OtherKey { station, has_key } => self.tell_key(engine, station, has_key),
+                Notice::OtherKey { station, has_key } => self.warn_key(engine, station, has_key),
                 Notice::BadCertificate { station, fault, name } => {
                     let name = name.map_or(String::new(), |name| format!(" of {name}"));
-                    let (what, mend) = told_of(fault);
+                    let (what, mend) = fault_text(fault);
                     self.warn(
                         engine,
                         station,
@@ -103,7 +104,7 @@ impl Teller {
                         ),
                     );
                 }
-                Notice::SameMac { station } => self.tell_same_mac(engine, station),
+                Notice::SameMac { station } => self.warn_same_mac(engine, station),
                 Notice::HostAsked => {
                     let hosts = own_hosts(interface_of(&engine.caps().name));
                     let now = engine.last_now();
@@ -112,14 +113,14 @@ impl Teller {
                 Notice::Missed(count) => self.withheld += u64::from(count),
             }
         }
-        if self.withheld > 0 && self.take() {
+        if self.withheld > 0 && self.take_token() {
             let count = std::mem::take(&mut self.withheld);
             tracing::warn!("{count} more lines of this kind; `barewire stats` counts sessions");
         }
     }
 
-    /// Writes that a station cannot read what this one seals, or the other way.
-    fn tell_key(&mut self, engine: &Engine, station: Station, has_key: bool) {
+    /// Warns that a station and this one have different keys or modes of sealing.
+    fn warn_key(&mut self, engine: &Engine, station: Station, has_key: bool) {
         if has_key && engine.node().openings.has_certificate() {
             let what = "refuses this side's certificate, has a key instead, or seals in another \
                         mode: no session with it is possible; its log says which";
@@ -140,10 +141,11 @@ impl Teller {
         );
     }
 
-    /// Tells of a peer behind the same NIC that no memory leads to, where the port does not.
-    fn tell_same_mac(&mut self, engine: &Engine, station: Station) {
+    /// Warns about a peer on the same NIC that is reached neither through shared memory nor by the
+    /// port.
+    fn warn_same_mac(&mut self, engine: &Engine, station: Station) {
         let caps = engine.caps();
-        if hears_itself(&caps.name, [caps.station, station]) {
+        if loops_back(&caps.name, [caps.station, station]) {
             return;
         }
         self.warn(
@@ -158,9 +160,9 @@ impl Teller {
         );
     }
 
-    /// Writes a line about a station, if one is free.
+    /// Writes a warning about a station, if a token is free.
     fn warn(&mut self, engine: &Engine, station: Station, what: fmt::Arguments<'_>) {
-        if !self.take() {
+        if !self.take_token() {
             self.withheld += 1;
             return;
         }
@@ -171,29 +173,29 @@ impl Teller {
     }
 
     fn refill(&mut self, now: Instant) {
-        let came = now.since(self.refilled) / PERIOD_NS;
-        if came > 0 {
-            self.tokens = (u64::from(self.tokens) + came).min(BURST.into()) as u32;
+        let earned = now.since(self.refilled) / PERIOD_NS;
+        if earned > 0 {
+            self.tokens = (u64::from(self.tokens) + earned).min(BURST.into()) as u32;
             self.refilled = now;
         }
     }
 
-    fn take(&mut self) -> bool {
+    fn take_token(&mut self) -> bool {
         let left = self.tokens.checked_sub(1);
         self.tokens = left.unwrap_or(0);
         left.is_some()
     }
 }
 
-/// Whether frames between two processes behind the NIC of this port reach each other by it: the
-/// host's loopback carries those of `udp:`, and a switch those of its users.
-fn hears_itself(port: &str, of: [Station; 2]) -> bool {
+/// Whether the port carries frames between two processes on the same NIC: the host's loopback does
+/// for `udp:`, and a switch for its users.
+fn loops_back(port: &str, of: [Station; 2]) -> bool {
     let is_raw = ["afpacket:", "xdp:"].iter().any(|kind| port.contains(kind));
     !is_raw || of.iter().any(|station| !Station::OF_PORT.contains(&station.number))
 }
 
-/// What is wrong with a certificate, and what mends it.
-fn told_of(fault: CertFault) -> (&'static str, &'static str) {
+/// The fault of a certificate, and the remedy.
+fn fault_text(fault: CertFault) -> (&'static str, &'static str) {
     match fault {
         CertFault::Time => ("is not valid now", "renew it, or set the clocks of both right"),
         CertFault::Issuer => {
@@ -211,8 +213,7 @@ fn told_of(fault: CertFault) -> (&'static str, &'static str) {
     }
 }
 
-/// `WARN`, unless nothing waited and the end is part of orderly work or of a session that was never
-/// used.
+/// `WARN`, unless no operation waited and the session ended in order or was never used.
 fn level(end: &SessionEnd) -> Level {
     let harmless = end.waited.is_empty() && (end.reason.is_orderly() || !end.was_open);
     if harmless { Level::INFO } else { Level::WARN }
@@ -220,7 +221,7 @@ fn level(end: &SessionEnd) -> Level {
 
 fn line(end: &SessionEnd, station: Option<&str>, settings: &NodeSettings) -> String {
     let mut line = format!("session with {}", end.station);
-    // To a string it cannot fail.
+    // Writing to a string cannot fail.
     if let Some(station) = station {
         let _ = write!(line, " ({station})");
     }
@@ -254,7 +255,7 @@ fn line(end: &SessionEnd, station: Option<&str>, settings: &NodeSettings) -> Str
     line
 }
 
-/// A time in nanoseconds for people.
+/// A time in nanoseconds, printed in ms or s.
 struct Secs(u64);
 
 impl fmt::Display for Secs {
@@ -285,9 +286,9 @@ mod tests {
     type Lines = Arc<Mutex<Vec<(Level, String)>>>;
 
     /// Keeps what is logged.
-    struct Keep(Lines);
+    struct LogCapture(Lines);
 
-    impl Subscriber for Keep {
+    impl Subscriber for LogCapture {
         fn enabled(&self, _: &Metadata<'_>) -> bool {
             true
         }
@@ -405,8 +406,8 @@ mod tests {
         assert_eq!(level(&unused), Level::INFO);
     }
 
-    /// An engine to whose peers nobody listens, with a message under way to `count` of them.
-    fn lonely(count: u8) -> Engine {
+    /// An engine with a pending message to each of `count` peers that never answer.
+    fn unanswered_engine(count: u8) -> Engine {
         let (port, _) = Loopback::pair();
         let settings = NodeSettings { incarnation: 1, ..NodeSettings::default() };
         let mut node = Node::new(settings, port.caps()).unwrap();
@@ -427,25 +428,26 @@ mod tests {
         Engine::new(node, Box::new(port))
     }
 
-    /// Goal: many sessions that end at once do not flood a terminal, none is forgotten, and more
-    /// are told later. Method: a port that goes with 200 peers, and a clock moved by hand.
+    /// Goal: many sessions that end at once do not flood a terminal, and suppressed lines are
+    /// counted and logged later. Method: the loss of a port with 200 peers, and a clock moved by
+    /// hand.
     #[test]
     fn lines_are_limited_and_what_is_withheld_is_counted() {
         let lines = Lines::default();
-        tracing::subscriber::with_default(Keep(Arc::clone(&lines)), || {
-            let mut engine = lonely(200);
-            let mut teller = Teller::default();
-            assert!(!teller.is_due(&engine));
+        tracing::subscriber::with_default(LogCapture(Arc::clone(&lines)), || {
+            let mut engine = unanswered_engine(200);
+            let mut notice_log = NoticeLog::default();
+            assert!(!notice_log.is_due(&engine));
             engine.node_mut().port_gone(Instant(2));
-            assert!(teller.is_due(&engine));
-            teller.tell(&mut engine);
+            assert!(notice_log.is_due(&engine));
+            notice_log.drain(&mut engine);
             assert_eq!(lines.lock().unwrap().len(), BURST as usize);
-            assert!(teller.is_due(&engine), "180 are not told of");
-            teller.tell(&mut engine);
+            assert!(notice_log.is_due(&engine), "180 are not told of");
+            notice_log.drain(&mut engine);
             assert_eq!(lines.lock().unwrap().len(), BURST as usize, "no second has passed");
-            teller.refilled = Instant(engine.last_now().0 - PERIOD_NS);
-            teller.tell(&mut engine);
-            assert!(!teller.is_due(&engine));
+            notice_log.refilled = Instant(engine.last_now().0 - PERIOD_NS);
+            notice_log.drain(&mut engine);
+            assert!(!notice_log.is_due(&engine));
         });
         let lines = lines.lock().unwrap();
         assert_eq!(lines.len(), BURST as usize + 1);

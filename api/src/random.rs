@@ -1,4 +1,4 @@
-//! Random bytes of the kernel's.
+//! Random bytes of the kernel.
 
 use std::io::Read;
 
@@ -8,16 +8,16 @@ use crate::errno::{OpenError, refused_by_system};
 
 const PATH: &str = "/dev/urandom";
 
-/// So many, fresh.
+/// `N` fresh random bytes.
 ///
 /// # Errors
-/// There is no `/dev/urandom`.
+/// `/dev/urandom` cannot be read.
 pub(crate) fn random<const N: usize>() -> Result<[u8; N], OpenError> {
     let mut bytes = [0; N];
     fill(&mut bytes).map(|()| bytes)
 }
 
-/// So many, fresh, of which no copy is elsewhere.
+/// 32 fresh random bytes in locked memory, without another copy.
 ///
 /// # Errors
 /// As for [`random`].

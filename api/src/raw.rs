@@ -1,9 +1,9 @@
 //! The raw API: data calls that take addresses, for the C provider.
 //!
-//! It differs from the safe API in memory and in failed injects. Contexts come back verbatim, so a
-//! queue belongs to one API: endpoints of the other cannot be bound to it. The calls without a
-//! context (`fi_inject` and the like) write no entry when they fail, while those of the safe API
-//! write one: C programs take every context for one of theirs. A bound counter counts such a
+//! It differs from the safe API in its memory and in failed injects. Contexts are returned
+//! unchanged, so a queue belongs to one API: endpoints of the other cannot be bound to it. Calls
+//! without a context (`fi_inject` and the like) write no entry when they fail, unlike those of the
+//! safe API: a C program would take its context for one of its own. A bound counter counts such a
 //! failure as an error, and the log names the peer.
 //!
 //! # The promise of the unsafe calls
@@ -59,7 +59,7 @@ impl IoVec {
     pub const EMPTY: Self = Self { base: ptr::null_mut(), len: 0 };
 }
 
-/// A send in full.
+/// The arguments of a send.
 #[derive(Clone, Copy, Debug)]
 pub struct RawSend<'a> {
     /// Untagged or tagged.
@@ -76,7 +76,7 @@ pub struct RawSend<'a> {
     pub context: u64,
 }
 
-/// A receive in full.
+/// The arguments of a receive.
 #[derive(Clone, Copy, Debug)]
 pub struct RawRecv<'a> {
     /// Untagged or tagged.
@@ -87,7 +87,7 @@ pub struct RawRecv<'a> {
     pub src: FiAddr,
     /// Tag; 0 for an untagged message.
     pub tag: u64,
-    /// Bits of the tag that do not matter.
+    /// Bits of the tag that are ignored.
     pub ignore: u64,
     /// Comes back in the completion.
     pub context: u64,
@@ -138,11 +138,13 @@ impl RawEndpoint {
         EpCommon::open_srx(dom, attr).map(Self)
     }
 
-    /// Takes the endpoint's receives from `srx`, a context of
-    /// [`crate::Domain::raw_srx_context`]. Its own receive calls are refused from now on.
+    /// Takes the endpoint's receives from `srx`, a shared receive context of
+    /// [`crate::Domain::raw_srx_context`]. The endpoint's own receive calls are refused from now
+    /// on.
     ///
     /// # Errors
-    /// - [`Error::Invalid`]: `srx` is of another domain or no context, or there is one already.
+    /// - [`Error::Invalid`]: `srx` is of another domain or no shared receive context, or one is
+    ///   already bound.
     /// - [`Error::OpBadState`]: the endpoint is enabled.
     /// - [`Error::OpNotSupp`]: the endpoint buffers receives.
     ///
@@ -152,12 +154,12 @@ impl RawEndpoint {
         self.0.bind_srx_inner(srx, Arc::clone(srx) as _)
     }
 
-    /// Another name of the endpoint, whose calls without flags have these in one direction: those
-    /// of sends, or with `recv` those of receives (`fi_ep_alias`). The endpoint stays open until
-    /// its last name is dropped.
+    /// An alias of the endpoint (`fi_ep_alias`) with other default flags for sends, or with `recv`
+    /// for receives. The endpoint stays open until its last alias is dropped.
     ///
     /// # Errors
-    /// [`Error::BadFlags`]: a flag cannot be a default of that direction, nor is `FI_TRIGGER`.
+    /// [`Error::BadFlags`]: a flag is neither allowed as a default flag of that direction nor
+    /// `FI_TRIGGER`.
     #[doc(alias = "fi_ep_alias")]
     pub fn alias(self: &Arc<Self>, flags: OpFlags, recv: bool) -> Result<Self> {
         let alias = Self(EpCommon::alias(self, Arc::clone(self) as _));
@@ -165,8 +167,8 @@ impl RawEndpoint {
         Ok(alias)
     }
 
-    /// Ends the connection, if there is one, and turns the loop until the peer has been told, at
-    /// most as long as a silent peer is taken for alive.
+    /// Ends the connection, if there is one, and turns the loop until the peer has the message, at
+    /// most for T_dead.
     pub fn end_connection(&self) {
         if self.connected.is_some() {
             // It may never have been connected.
@@ -175,11 +177,11 @@ impl RawEndpoint {
         }
     }
 
-    /// Turns the loop until what was injected has been acknowledged, for as long as its peers live.
-    /// For a program that closes the endpoint right after its last inject and counts on it to
-    /// arrive, while the receiver still computes.
+    /// Turns the loop until all injected messages are acknowledged or their peers are dead. For a
+    /// program that closes the endpoint right after its last inject and counts on it to arrive,
+    /// while the receiver still computes.
     pub fn linger(&self) {
-        // The death of a peer ends what it owes.
+        // The death of a peer ends its outstanding operations.
         loop {
             let Ok(mut core) = self.dom.enter_control() else { return };
             if core.engine.gone().is_some()
@@ -197,7 +199,8 @@ impl RawEndpoint {
     /// been met.
     ///
     /// # Errors
-    /// As there. [`Error::Again`]: its queue has no room for the entry; it was not cancelled.
+    /// As there. [`Error::Again`]: the queue has no room for the entry. The operation was not
+    /// cancelled.
     #[doc(alias = "fi_cancel")]
     pub fn cancel(&self, context: u64) -> Result<()> {
         let mut core = self.dom.enter_control()?;
@@ -216,19 +219,19 @@ impl RawEndpoint {
     /// Those of [`crate::msg`].
     ///
     /// # Safety
-    /// The [promise](self) of the file.
+    /// The [promise](self) of the module.
     #[inline(always)]
     pub unsafe fn send(&self, send: RawSend<'_>, more_flags: OpFlags) -> Result<()> {
         // SAFETY: the caller's promise is the same.
         unsafe { self.sendmsg(send, self.tx_op_flags() | more_flags) }
     }
 
-    /// As [`send`](Self::send) without flags, if there is nothing to do but to send it and one may
-    /// enter the domain without another question. False, and nothing has happened, if that has to
-    /// do it.
+    /// Fast path of [`send`](Self::send) without flags: for a send that needs no further check, in
+    /// a domain that can be entered at once. False, and nothing has happened, if
+    /// [`send`](Self::send) has to be called.
     ///
     /// # Safety
-    /// The [promise](self) of the file.
+    /// The [promise](self) of the module.
     #[inline(always)]
     pub unsafe fn send_at_once(&self, send: RawSend<'_>) -> bool {
         let RawSend { kind, iov, dest, tag, data, context } = send;
@@ -240,7 +243,7 @@ impl RawEndpoint {
         self.send_quietly(&req)
     }
 
-    /// Sends what nothing stands before, if there is nothing to ask.
+    /// Sends at once, if no earlier send to the peer is queued and the lock can be entered at once.
     #[inline(always)]
     fn send_quietly(&self, req: &SendReq) -> bool {
         // Looked up once for all that follows.
@@ -260,7 +263,7 @@ impl RawEndpoint {
     /// Those of [`crate::msg`].
     ///
     /// # Safety
-    /// The [promise](self) of the file.
+    /// The [promise](self) of the module.
     #[inline(always)]
     pub unsafe fn sendmsg(&self, send: RawSend<'_>, flags: OpFlags) -> Result<()> {
         let RawSend { kind, iov, dest, tag, data, context } = send;
@@ -279,11 +282,11 @@ impl RawEndpoint {
     /// Sends memory in one piece, to a destination that is [`EpCommon::to`]'s.
     ///
     /// # Safety
-    /// The [promise](self) of the file.
+    /// The [promise](self) of the module.
     #[inline(always)]
     unsafe fn send_one(&self, send: OneSend) -> Result<()> {
-        // Taken apart and, for the call, put together anew: what the fast path looks at then never
-        // has to lie in memory.
+        // Destructured and rebuilt for the call, so that the fields of the fast path stay in
+        // registers.
         let OneSend { kind, one, dest, tag, data, context, flags, no_completion } = send;
         // SAFETY: the caller's promise is that of `from_raw`.
         let buf = IoBuf::one(unsafe { Span::from_raw(one.base, one.len) });
@@ -291,13 +294,12 @@ impl RawEndpoint {
         if self.send_quietly(&req) {
             return Ok(());
         }
-        // In pieces, so that nothing has to lie in memory for a call that is seldom made.
-        // SAFETY: the caller's promise is the same.
+        // Passed in parts, so that nothing is spilled for a rare call. SAFETY: the caller's promise
+        // is the same.
         unsafe { self.send_one_long((kind, no_completion), one, dest, tag, (data, context), flags) }
     }
 
-    /// The rest of [`send_one`](Self::send_one), which begins with the same again, on any port and
-    /// with what may have to be asked.
+    /// The general form of [`send_one`](Self::send_one), on any port and with all checks.
     ///
     /// # Safety
     /// As there.
@@ -311,7 +313,7 @@ impl RawEndpoint {
         (data, context): (u64, u64),
         flags: OpFlags,
     ) -> Result<()> {
-        // Made where it is used, so that it is never copied.
+        // Built in place, so that it is never copied.
         let req = || {
             // SAFETY: the caller's promise is that of `from_raw`.
             let buf = IoBuf::one(unsafe { Span::from_raw(one.base, one.len) });
@@ -341,7 +343,7 @@ impl RawEndpoint {
     /// A send as the node takes it.
     ///
     /// # Safety
-    /// The [promise](self) of the file.
+    /// The [promise](self) of the module.
     pub(crate) unsafe fn send_req(&self, send: RawSend<'_>, flags: OpFlags) -> Result<SendReq> {
         let RawSend { kind, iov, dest, tag, data, context } = send;
         // SAFETY: the caller's promise is the same.
@@ -402,7 +404,7 @@ impl RawEndpoint {
     /// Those of [`crate::msg`].
     ///
     /// # Safety
-    /// The [promise](self) of the file.
+    /// The [promise](self) of the module.
     #[inline(always)]
     pub unsafe fn recv(&self, recv: RawRecv<'_>) -> Result<()> {
         let flags = match recv.kind {
@@ -413,11 +415,11 @@ impl RawEndpoint {
         unsafe { self.recvmsg(recv, flags) }
     }
 
-    /// As [`recv`](Self::recv), if there is nothing to do but to post it and one may enter the
-    /// domain without another question. False, and nothing has happened, if it is for that.
+    /// Fast path of [`recv`](Self::recv), in a domain that can be entered at once. False, and
+    /// nothing has happened, if [`recv`](Self::recv) has to be called.
     ///
     /// # Safety
-    /// The [promise](self) of the file.
+    /// The [promise](self) of the module.
     #[inline(always)]
     pub unsafe fn recv_at_once(&self, recv: RawRecv<'_>) -> bool {
         let RawRecv { kind, iov, src, tag, ignore, context } = recv;
@@ -430,12 +432,12 @@ impl RawEndpoint {
         })
     }
 
-    /// Posts the receive that `req` makes, inside, if there is nothing else to do and nothing to
-    /// ask.
+    /// Posts the receive that `req` makes, if the lock can be entered at once and nothing else has
+    /// to be done.
     #[inline(always)]
     fn recv_quietly(&self, req: impl FnOnce() -> RecvReq) -> bool {
         let Some(mut core) = self.dom.lock.enter_open() else { return false };
-        // It ends nothing and makes nothing due, so nobody has to be told.
+        // A posted receive completes nothing and sets no deadline, so no watcher is notified.
         let posted = core.engine.try_post_recv_reserved(self.id, &req());
         core.leave();
         posted
@@ -447,7 +449,7 @@ impl RawEndpoint {
     /// Those of [`crate::msg`].
     ///
     /// # Safety
-    /// The [promise](self) of the file.
+    /// The [promise](self) of the module.
     #[inline(always)]
     pub unsafe fn recvmsg(&self, recv: RawRecv<'_>, flags: OpFlags) -> Result<()> {
         let RawRecv { kind, iov, src, tag, ignore, context } = recv;
@@ -514,7 +516,7 @@ impl RawEndpoint {
         }
         let mut core = self.dom.enter()?;
         if flags.contains(OpFlags::PEEK) {
-            // Whoever asks again and again whether a message is here has it received.
+            // A program that peeks in a loop makes progress.
             core.turn_if_manual(&self.dom);
         }
         let posted = core.engine.post_recv(self.id, req);
@@ -526,7 +528,7 @@ impl RawEndpoint {
     /// A receive as the node takes it.
     ///
     /// # Safety
-    /// The [promise](self) of the file.
+    /// The [promise](self) of the module.
     pub(crate) unsafe fn recv_req(&self, recv: RawRecv<'_>, flags: OpFlags) -> Result<RecvReq> {
         let RawRecv { kind, iov, src, tag, ignore, context } = recv;
         // SAFETY: the caller's promise is the same.
@@ -535,14 +537,14 @@ impl RawEndpoint {
     }
 }
 
-/// An operation on remote memory in full, for the raw API.
+/// The arguments of an RMA operation of the raw API.
 #[derive(Clone, Copy, Debug)]
 pub struct RawRma<'a> {
     /// Local memory.
     pub iov: &'a [IoVec],
     /// The peer whose memory is accessed.
     pub dest: FiAddr,
-    /// Which ranges of it.
+    /// Ranges of remote memory.
     pub rma_iov: &'a [RmaIov],
     /// Remote CQ data of a write.
     pub data: u64,
@@ -675,7 +677,7 @@ impl RawEndpoint {
         posted
     }
 
-    /// What the fast paths of one-sided operations have in common.
+    /// The common part of the fast paths of one-sided operations.
     #[inline(always)]
     fn fast_call(&self, dest: FiAddr, range: RmaIov, context: u64, flags: OpFlags) -> FastCall {
         let dest = self.to(dest);
@@ -685,7 +687,7 @@ impl RawEndpoint {
     /// A write as the node takes it.
     ///
     /// # Safety
-    /// The [promise](self) of the file.
+    /// The [promise](self) of the module.
     pub(crate) unsafe fn write_req(&self, write: RawRma<'_>, flags: OpFlags) -> Result<WriteReq> {
         let RawRma { iov, dest, rma_iov, data, context } = write;
         // SAFETY: the caller's promise is the same.
@@ -697,7 +699,7 @@ impl RawEndpoint {
     /// A read as the node takes it.
     ///
     /// # Safety
-    /// The [promise](self) of the file.
+    /// The [promise](self) of the module.
     pub(crate) unsafe fn read_req(&self, read: RawRma<'_>, flags: OpFlags) -> Result<ReadReq> {
         let RawRma { iov, dest, rma_iov, context, .. } = read;
         // SAFETY: the caller's promise is the same.
@@ -706,22 +708,22 @@ impl RawEndpoint {
     }
 }
 
-/// An atomic operation in full, for the raw API. Lists name bytes, not elements.
+/// The arguments of an atomic operation of the raw API. Lists count bytes, not elements.
 #[derive(Clone, Copy, Debug)]
 pub struct RawAtomic<'a> {
-    /// Which family.
+    /// Base, fetch or compare.
     pub kind: AtomicKind,
-    /// What to do.
+    /// Operation and datatype.
     pub op: TypedOp,
     /// Operands; ignored by an atomic read.
     pub operands: &'a [IoVec],
     /// Compare values; empty unless `kind` is `Compare`.
     pub compares: &'a [IoVec],
-    /// Where old values go; empty if `kind` is `Base`.
+    /// Buffers for the old values; empty if `kind` is `Base`.
     pub results: &'a [IoVec],
     /// The peer whose memory is accessed.
     pub dest: FiAddr,
-    /// Which elements of it.
+    /// Ranges of remote memory.
     pub rma_iov: &'a [RmaIov],
     /// Remote CQ data.
     pub data: u64,
@@ -781,14 +783,13 @@ impl RawEndpoint {
             return Ok(());
         }
         drop(core);
-        // In pieces put together anew, as in `send_one`.
+        // Rebuilt from parts, as in `send_one`.
         let memory = [operand, compare, result];
         // SAFETY: the caller's promise is the same.
         unsafe { self.atomic_far((kind, op), memory, (dest, range), (data, context), flags) }
     }
 
-    /// The rest of [`atomicmsg`](Self::atomicmsg) of memory in one piece each, which on other ports
-    /// than a segment begins with what that is on one.
+    /// The rest of [`atomicmsg`](Self::atomicmsg) for single pieces, on ports other than a segment.
     ///
     /// # Safety
     /// As [`atomic`](Self::atomic).
@@ -854,7 +855,7 @@ impl RawEndpoint {
     /// An atomic operation as the node takes it.
     ///
     /// # Safety
-    /// The [promise](self) of the file.
+    /// The [promise](self) of the module.
     pub(crate) unsafe fn atomic_req(
         &self,
         call: &RawAtomic<'_>,
@@ -900,11 +901,11 @@ impl RawEndpoint {
     }
 }
 
-/// A collective in full, for the raw API. Lengths follow from `count` and the kind, as
-/// fi_collective(3) has them; a broadcast has `buf` alone.
+/// The arguments of a collective of the raw API. Lengths follow from `count` and the kind
+/// (fi_collective(3)). A broadcast has `buf` alone.
 #[derive(Clone, Copy, Debug)]
 pub struct RawCollective {
-    /// Which.
+    /// The collective.
     pub kind: CollKind,
     /// Source.
     pub buf: *mut u8,
@@ -914,7 +915,7 @@ pub struct RawCollective {
     pub count: usize,
     /// `enum fi_datatype`, [`crate::coll::FI_VOID`] for a barrier.
     pub datatype: u32,
-    /// `enum fi_op`; ignored by what does not reduce.
+    /// `enum fi_op`; ignored by collectives that do not reduce.
     pub op: u32,
     /// The group.
     pub coll_addr: FiAddr,
@@ -927,9 +928,9 @@ pub struct RawCollective {
 }
 
 impl RawEndpoint {
-    /// The nine calls of `struct fi_ops_collective`, and `fi_barrier2`. What a member gives or gets
-    /// in a call, as [`CollKind::blocks_in`] and `blocks_out` say, is the length of its buffers;
-    /// a buffer of no length may be null.
+    /// The nine calls of `struct fi_ops_collective`, and `fi_barrier2`. The lengths of a member's
+    /// buffers are those of [`CollKind::blocks_in`] and `blocks_out`; a buffer of length 0 may be
+    /// null.
     ///
     /// # Errors
     /// Those of [`crate::coll`].
@@ -952,7 +953,7 @@ impl RawEndpoint {
     }
 }
 
-/// What a call of the raw API is, in our types. Whether there is such a call the node finds out.
+/// Converts a call of the raw API. The node checks the combination.
 ///
 /// # Errors
 /// [`Error::Invalid`]: `coll_addr` is no group.
@@ -977,25 +978,28 @@ impl Domain {
 
     /// Opens a shared receive context of the raw API: receives posted to it take the messages of
     /// every endpoint that it is [bound](RawEndpoint::bind_srx) to, and complete in the queue of
-    /// the endpoint that the message was for. It has no queue itself: a receive that is cancelled,
-    /// or left when the port goes, is told by some endpoint that shares it, and one that is left
-    /// when it is closed by nobody. Multi-receives and peeks are an endpoint's own: they are
-    /// refused here. `FI_DIRECTED_RECV` names sources by the address vector of its endpoints, so
-    /// they have one; it is not granted once a connected endpoint shares the context.
+    /// the endpoint that the message was for. The context has no queue itself: a receive that is
+    /// cancelled, or left at the loss of the port, is reported by an endpoint that shares the
+    /// context; receives that are left when it is closed are not reported. Multi-receives and peeks
+    /// are refused here: they are per endpoint. `FI_DIRECTED_RECV` takes sources of the endpoints'
+    /// address vector, so all of them share one; it is not granted once a connected endpoint shares
+    /// the context.
     ///
     /// # Errors
-    /// - [`Error::BadFlags`]: `attr.op_flags` has `FI_MULTI_RECV`, or one that is not of receives.
-    /// - [`Error::NoMem`]: the domain has no room for one more.
+    /// - [`Error::BadFlags`]: `attr.op_flags` has `FI_MULTI_RECV`, or a flag that is no receive
+    ///   flag.
+    /// - [`Error::NoMem`]: the domain has no room for another context.
     #[doc(alias = "fi_srx_context")]
     pub fn raw_srx_context(&self, attr: &RxAttr) -> Result<RawEndpoint> {
         RawEndpoint::open_srx(&self.dom, attr)
     }
 
-    /// Refuses a transmit context with more than [`getinfo`](crate::getinfo) offers.
+    /// Refuses attributes of a transmit context beyond those that [`getinfo`](crate::getinfo)
+    /// offers.
     ///
     /// # Errors
-    /// [`Error::BadFlags`]: a default flag that is none of transmit calls. [`Error::Invalid`]: what
-    /// else is beyond.
+    /// [`Error::BadFlags`]: a default flag that is no transmit flag. [`Error::Invalid`]: another
+    /// attribute.
     pub fn check_tx_attr(&self, attr: &TxAttr) -> Result<()> {
         crate::info::check_tx(attr, &self.dom.settings)
     }
@@ -1029,7 +1033,7 @@ impl Domain {
         )
     }
 
-    /// Registers memory that the caller keeps, in at most 8 pieces.
+    /// Registers memory of the caller, in at most 8 pieces.
     ///
     /// # Errors
     /// As [`mr_reg`](Self::mr_reg).
@@ -1043,13 +1047,13 @@ impl Domain {
         RawMr::register(&self.dom, buf, pieces(iov), attr)
     }
 
-    /// Registers a part of the region `base` with a key and rights of its own (`base_mr`). It need
-    /// not have fewer rights, and can be a base itself. `base` is to be dropped after it
-    /// ([`RawMr::has_parts`]).
+    /// Registers a part of the region `base` with its own key and access rights (`base_mr`). The
+    /// rights need not be fewer, and the part can be a base itself. `base` has to be dropped after
+    /// it ([`RawMr::has_parts`]).
     ///
     /// # Errors
-    /// As [`mr_reg`](Self::mr_reg); also [`Error::Invalid`]: a piece is not inside of one of the
-    /// base's, or that is of another domain.
+    /// As [`mr_reg`](Self::mr_reg); also [`Error::Invalid`]: a piece is not inside a piece of
+    /// `base`, or `base` is of another domain.
     ///
     /// # Safety
     /// As of [`raw_mr_reg`](Self::raw_mr_reg).
@@ -1065,7 +1069,7 @@ impl Domain {
     }
 }
 
-/// Where the pieces of a list are.
+/// Address ranges of the pieces of a list.
 fn pieces(iov: &[IoVec]) -> Vec<Range<usize>> {
     let range = |piece: &IoVec| {
         let from = piece.base.addr();
@@ -1077,7 +1081,7 @@ fn pieces(iov: &[IoVec]) -> Vec<Range<usize>> {
 /// Lends a list.
 ///
 /// # Safety
-/// The [promise](self) of the file.
+/// The [promise](self) of the module.
 #[inline]
 unsafe fn io(iov: &[IoVec]) -> Result<IoBuf> {
     if let [one] = iov {
@@ -1107,24 +1111,24 @@ fn in_one_piece(iov: &[IoVec]) -> Option<IoVec> {
     }
 }
 
-/// What [`RawCq::take_one`] did.
+/// Result of [`RawCq::take_one`].
 #[must_use]
 pub enum TakeOne<'a> {
     /// An entry was taken.
     Taken,
     /// The queue is empty.
     Empty(EmptyCq<'a>),
-    /// Nothing: it is for [`RawCq::take`].
+    /// Nothing was done: [`RawCq::take`] has to be called.
     Other,
 }
 
-/// A queue that was found empty. The domain is entered, by this thread, as long as this exists:
-/// another call of it, or the end of one of its objects, would wait for ever.
-/// (One word, which goes from call to call in a register.)
+/// An empty queue whose domain this thread holds locked as long as this exists: any other call on
+/// the domain, or the drop of one of its objects, would deadlock. (One word, which is passed in a
+/// register.)
 #[must_use]
 #[repr(transparent)]
 pub struct EmptyCq<'a> {
-    /// Its domain is entered by a guard that stayed, which is this one's to resume.
+    /// The domain is locked by a guard that stayed, which this one resumes.
     cq: &'a CqInner,
     on_this_thread: PhantomData<*const ()>,
 }
@@ -1148,7 +1152,7 @@ impl Drop for EmptyCq<'_> {
     }
 }
 
-/// A completion queue of the raw API: entries as the node has them.
+/// A completion queue of the raw API, with the entries of the node.
 pub struct RawCq(pub(crate) Arc<CqInner>);
 
 impl RawCq {
@@ -1167,8 +1171,8 @@ impl RawCq {
         })
     }
 
-    /// As [`read`](Self::read) of at most `most` entries, but each is lent to `put` where it lies,
-    /// whole, whatever the format.
+    /// As [`read`](Self::read) of at most `most` entries, but lends each entry to `put` in place,
+    /// with all fields, whatever the format.
     ///
     /// # Errors
     /// As there.
@@ -1177,7 +1181,7 @@ impl RawCq {
         self.0.read_cqes(most, put)
     }
 
-    /// Takes the entry that is next and lends it to `put`, if that is all there is to do.
+    /// Fast path: takes the next entry and lends it to `put`, if nothing else has to be done.
     #[inline(always)]
     pub fn take_one(&self, put: impl FnOnce(&Cqe)) -> TakeOne<'_> {
         match self.0.read_one(put) {
@@ -1187,7 +1191,7 @@ impl RawCq {
         }
     }
 
-    /// Number of entries that wait, an error included, after a turn of the loop.
+    /// Number of entries, error entries included, after a turn of the loop.
     ///
     /// # Errors
     /// [`Error::OpBadState`] as for every call.
@@ -1255,21 +1259,21 @@ impl RawCq {
     }
 }
 
-/// The promise of `FI_THREAD_DOMAIN`, made once instead of checked at every call. It is of data
-/// calls alone: posts, reads of queues and counters, and waits. Control calls (open, bind, enable,
-/// register, insert, look up, ask, cancel, close) come from any thread, and wait until no data call
-/// is inside.
+/// The promise of `FI_THREAD_DOMAIN`, made once instead of checked at every call. It covers data
+/// calls only: posts, reads of queues and counters, and waits. Control calls (open, bind, enable,
+/// register, insert, look up, query, cancel, close) may come from any thread, and wait until no
+/// data call is inside.
 #[derive(Debug)]
 pub struct SerialPromise(());
 
 impl SerialPromise {
-    /// Makes it.
+    /// Makes the promise.
     ///
     /// # Safety
-    /// As long as any object of the domain that is opened with it lives, one thread at a time makes
-    /// data calls on the domain and its objects, and each happens before the next. Once a queue
-    /// with a wait object other than `FI_WAIT_NONE`, or a counter with `FI_WAIT_FD`, was opened,
-    /// they may overlap.
+    /// As long as any object of the domain lives, one thread at a time makes data calls on the
+    /// domain and its objects, and each call happens before the next. Data calls may overlap once a
+    /// queue with a wait object other than `FI_WAIT_NONE`, or a counter with `FI_WAIT_FD`, was
+    /// opened.
     ///
     /// Source: fi_domain(3), "Multi-threading Support".
     pub unsafe fn new() -> Self {

@@ -8,18 +8,19 @@
 //! poll would not have completed.
 //!
 //! It is in one of two states:
-//! - *watching*: the program polls. Looks after 10 ms whether it still does, and, as long as it
-//!   does, after twice as long each time, to 100 ms or a tenth of T_dead. A send of a peer whose
-//!   acknowledgement the program left waiting when it began to compute waits for two looks.
-//! - *standing in*: the program has not polled for that long. Sleeps on the port and takes what
-//!   comes; a port that has no interrupt is looked at every tenth of T_dead.
+//! - *watching*: the program polls. The thread checks this after 10 ms, and after twice as long
+//!   each time while the program polls, up to 100 ms or a tenth of T_dead. A peer's send whose
+//!   acknowledgement was pending when the program stopped polling waits for two checks.
+//! - *standing in*: the program has not polled for that long. The thread sleeps on the port and
+//!   turns the loop when frames arrive; a port without an interrupt is polled every tenth of
+//!   T_dead.
 //!
 //! While the program streams small messages over a port whose frames pass a kernel, messages are
 //! held to share packets ([`HoldWatch`]). Then this thread checks every 40 us for a packet that the
 //! program did not send.
 //!
-//! The program pays one load per call for it: see [`Lock::enter_beside`](crate::lock::Lock). A port
-//! that knows which processes are alive ([`PortCaps::tells_presence`]) needs no such thread.
+//! The program pays one load per call for it: see [`Lock::try_enter_control`](crate::lock::Lock). A
+//! port that knows which processes are alive ([`PortCaps::tells_presence`]) needs no such thread.
 //!
 //! Every domain has its own thread: it sleeps on the port itself, as that port's driver requires,
 //! and a domain that is slow, locked or being closed does not delay the answers of another.
@@ -42,34 +43,35 @@ use nix::unistd::Pid;
 use crate::inner::{DomainRef, Shared};
 use crate::own_thread;
 
-/// First pause between two looks at whether the program polls.
+/// First pause between two checks whether the program polls.
 const FIRST_LOOK: Duration = Duration::from_millis(10);
 
 /// Longest pause between two of them.
 const LAST_LOOK: Duration = Duration::from_millis(100);
 
-/// How long a packet of shared messages may be held before this thread sends it, and how often it
-/// looks for one.
+/// How long a packet of shared messages may be held before this thread sends it, and the period of
+/// the checks for one.
 const HOLD_LOOK: Duration = Duration::from_micros(40);
 
-/// Looks in a row that find no packet held since the one before, until it looks no more.
+/// Number of checks in a row without a newly held packet, after which the thread stops checking.
 const HOLD_LOOKS: u32 = 250;
 
-/// Turns for one entry into the lock, so that the program does not wait for long.
+/// Most turns per entry into the lock, so that the program does not wait for long.
 const TURNS: u32 = 16;
 
-/// Stack of the thread. The C library takes a program's thread-local variables from it as well.
+/// Stack of the thread, bytes. The C library also places the program's thread-local variables in
+/// it.
 const STACK_LEN: usize = 256 << 10;
 
-/// Sleeps that nothing but a frame ends.
+/// Longest sleep, which in practice only a frame ends.
 const UNTIL_A_FRAME: Duration = Duration::from_secs(3600);
 
 impl DomainRef {
-    /// Starts the receive thread. Without one the domain works, and its peers find it dead if it
-    /// does not poll for T_dead.
-    pub(crate) fn answer_for_program(&self) {
+    /// Starts the receive thread. Without it the domain works, but peers take it for dead if the
+    /// program does not poll for T_dead.
+    pub(crate) fn start_receive_thread(&self) {
         match start(self.arc()) {
-            Ok(thread) => self.keep_receiver(thread),
+            Ok(thread) => self.set_receive_thread(thread),
             Err(e) => tracing::warn!(
                 "no receive thread ({e}): peers declare this process dead if it does not poll for \
                  {} ms; raise the limit on threads (ulimit -u, the pids limit of a container), or \
@@ -86,7 +88,7 @@ impl DomainRef {
 /// The system has no thread left, or a kernel without `membarrier` cannot keep this thread and a
 /// program that takes no lock apart. Nothing runs then.
 fn start(shared: &Arc<Shared>) -> io::Result<JoinHandle<()>> {
-    shared.lock.admit_beside()?;
+    shared.lock.allow_service_threads()?;
     let shared = Arc::clone(shared);
     own_thread::spawn("barewire-rcv", STACK_LEN, move || run(&shared))
 }
@@ -104,7 +106,7 @@ fn run(shared: &Shared) {
         if shared.settings.nagle && (is_held || shared.holds.is_wanted()) {
             watch_holds(shared);
         }
-        let now = look(shared);
+        let now = last_turn(shared);
         if now.is_some() && now == seen {
             stand_in(shared, period);
             shared.sleep.pass_on();
@@ -114,17 +116,18 @@ fn run(shared: &Shared) {
             seen = now.or(Some(Instant(0)));
         }
     }
-    // The progress thread may sleep on the port by now, and this one have taken its wake-up.
+    // The progress thread may sleep on the port by now, and this thread may have consumed its
+    // wake-up.
     shared.sleep.wake_port();
 }
 
-/// Whether the domain is open, and its loop the program's to turn.
+/// Whether the domain is open and has manual progress.
 fn may_run(shared: &Shared) -> bool {
-    !shared.stops() && shared.manual.load(Ordering::Relaxed)
+    !shared.is_closing() && shared.manual.load(Ordering::Relaxed)
 }
 
-/// Lets the domain hold packets, and sends each that the program leaves unsent, until none was held
-/// for a while.
+/// Allows the domain to hold packets, and sends those that the program leaves unsent, until none
+/// was held for a while.
 fn watch_holds(shared: &Shared) {
     let ((_, mut seen), mut idle) = (shared.holds.look(), 0);
     shared.holds.watch(true);
@@ -139,15 +142,15 @@ fn watch_holds(shared: &Shared) {
     send_late(shared);
 }
 
-/// Sends the packet that is held as soon as that is late, unless the program does. Returns how many
-/// have been held so far.
+/// Sends the held packet when it is late, unless the program does. Returns the number of packets
+/// held so far.
 fn send_late(shared: &Shared) -> u64 {
     let (since, held) = shared.holds.look();
     let Some(since) = since else { return held };
     let age = Duration::from_nanos(Engine::now().since(since));
     std::thread::park_timeout(HOLD_LOOK.saturating_sub(age));
     if shared.holds.look() == (Some(since), held)
-        && let Some(mut core) = shared.lock.enter_beside()
+        && let Some(mut core) = shared.lock.try_enter_control()
     {
         core.engine.send_held();
         core.posted(shared);
@@ -155,23 +158,23 @@ fn send_late(shared: &Shared) -> u64 {
     held
 }
 
-/// When the loop was turned last; `None` if somebody turns it now or sleeps on the port.
-fn look(shared: &Shared) -> Option<Instant> {
+/// When the loop was turned last; `None` if another thread turns it now or sleeps on the port.
+fn last_turn(shared: &Shared) -> Option<Instant> {
     if shared.sleep.is_led() {
         return None;
     }
-    shared.lock.enter_beside().map(|core| core.engine.turned_at())
+    shared.lock.try_enter_control().map(|core| core.engine.turned_at())
 }
 
-/// Turns the loop until somebody else does.
+/// Turns the loop until the program does.
 fn stand_in(shared: &Shared, period: Duration) {
     let (mut ours, mut polled_at) = (None, None);
     while may_run(shared) && !shared.sleep.is_led() {
-        let Some(mut core) = shared.lock.enter_beside() else { return };
+        let Some(mut core) = shared.lock.try_enter_control() else { return };
         if ours.is_some_and(|at| at != core.engine.turned_at()) {
             return;
         }
-        // Before the first of ours.
+        // The last turn before the first of this thread.
         core.absent_since = Some(*polled_at.get_or_insert(core.engine.turned_at()));
         let idle = (0..TURNS).any(|_| core.turn(shared) == 0);
         core.absent_since = None;
@@ -188,8 +191,8 @@ fn stand_in(shared: &Shared, period: Duration) {
     }
 }
 
-/// Sleeps until a frame has come or something is due. The program may post meanwhile, which nobody
-/// tells us of: while there are peers we look at what is due once a period.
+/// Sleeps until a frame arrives or the next deadline. The program may post meanwhile, which does
+/// not wake this thread: while there are peers it checks deadlines once a period.
 fn sleep(shared: &Shared, period: Duration, due: Option<Instant>, peers: bool) {
     let most = if peers { period } else { UNTIL_A_FRAME };
     let left = due.map_or(most, |due| Duration::from_nanos(due.since(Engine::now())).min(most));
@@ -198,9 +201,9 @@ fn sleep(shared: &Shared, period: Duration, due: Option<Instant>, peers: bool) {
     }
 }
 
-/// Leaves the processor that the creator is pinned to for any of its cpuset, and, where the
-/// creator has a real-time policy that would starve others there, takes the next priority of it.
-/// Best effort: without the right to it the thread runs as it was made.
+/// Unpins the thread from its creator's processor, and gives it the next higher priority if the
+/// creator has a real-time policy, which would starve it otherwise. Best effort: without the
+/// permission the thread keeps its creator's settings.
 fn be_schedulable() {
     let mut all = CpuSet::new();
     for cpu in 0..CpuSet::count() {

@@ -4,8 +4,8 @@
 //! A context is an [`Endpoint`], or a [`RawEndpoint`], that only sends or only receives. Peers
 //! insert the one address of the scalable endpoint. What is sent to it arrives at receive context
 //! 0; [`rx_addr`] names another one, in a vector made with
-//! [`AvAttr::rx_ctx_bits`](crate::AvAttr::rx_ctx_bits). Whatever transmit context a message left
-//! by, its sender is the scalable endpoint.
+//! [`AvAttr::rx_ctx_bits`](crate::AvAttr::rx_ctx_bits). The sender of a message is the scalable
+//! endpoint, whichever transmit context it left by.
 //!
 //! Naming a context that the target does not have is an error at the initiator: at once for an
 //! index that no endpoint has (the 257th and higher), else when the target has refused the
@@ -39,7 +39,7 @@ pub(crate) struct SepInner {
     pub(crate) dom: DomainRef,
     pub(crate) id: SepId,
     info: Info,
-    /// What it answers for.
+    /// The service that it serves.
     _service_claim: Option<ServiceClaim>,
     av: Mutex<Option<Av>>,
     eqs: Mutex<Vec<Arc<EqInner>>>,
@@ -48,24 +48,24 @@ pub(crate) struct SepInner {
     tx_open: Mutex<Vec<bool>>,
 }
 
-/// That an endpoint is a context; it keeps the scalable endpoint open.
+/// The link of a context to its scalable endpoint, which it keeps open.
 struct Context {
     of: Arc<SepInner>,
-    /// The index of a transmit context, none of a receive context.
+    /// Index of a transmit context; `None` for a receive context.
     tx: Option<usize>,
 }
 
 impl Domain {
     /// Makes a scalable endpoint with `info.ep_attr.tx_ctx_cnt` and `rx_ctx_cnt` contexts, at most
-    /// [`CTX_MAX`] each; 0, and [`SHARED_CONTEXT`] for one that is shared, are one.
+    /// [`CTX_MAX`] each; 0 and [`SHARED_CONTEXT`] mean one.
     ///
     /// # Errors
-    /// - [`Error::Invalid`]: there are too many contexts, or no numbers behind the one asked for;
+    /// - [`Error::Invalid`]: too many contexts, too few endpoint numbers after the requested one,
     ///   or a key that is not the domain's.
     /// - [`Error::OpNotSupp`]: another type than `FI_EP_RDM`.
-    /// - [`Error::AddrInUse`]: `info.src_addr` asks for a number which, or one of those behind it,
-    ///   is taken. [`Error::AddrNotAvail`]: it is another port's.
-    /// - [`Error::NoMem`]: the domain has no room for one more.
+    /// - [`Error::AddrInUse`]: the number of `info.src_addr`, or one of those after it, is taken.
+    ///   [`Error::AddrNotAvail`]: `info.src_addr` is an address of another port.
+    /// - [`Error::NoMem`]: the domain has no room for another endpoint.
     ///
     /// Source: fi_endpoint(3), "fi_scalable_ep".
     #[doc(alias = "fi_scalable_ep")]
@@ -102,8 +102,8 @@ impl Domain {
 }
 
 impl ScalableEndpoint {
-    /// What a transmit context that is asked for with `asked` gets: where that says nothing, what
-    /// the scalable endpoint was made with.
+    /// The attributes that a transmit context opened with `asked` gets. Values that `asked` leaves
+    /// open are those of the scalable endpoint.
     ///
     /// # Errors
     /// [`Error::OpNotSupp`]: a capability that the scalable endpoint has not got.
@@ -123,7 +123,8 @@ impl ScalableEndpoint {
         })
     }
 
-    /// What a receive context gets, as [`tx_attr`](Self::tx_attr) says it of a transmit context.
+    /// The attributes of a receive context, as [`tx_attr`](Self::tx_attr) gives those of a transmit
+    /// context.
     ///
     /// # Errors
     /// As there.
@@ -159,7 +160,7 @@ impl ScalableEndpoint {
     ///
     /// # Errors
     /// - [`Error::Invalid`]: there are not as many. [`Error::Busy`]: it is open.
-    /// - [`Error::NoMem`]: the domain has no room for one more.
+    /// - [`Error::NoMem`]: the domain has no room for another endpoint.
     ///
     /// Else as [`tx_attr`](Self::tx_attr).
     #[doc(alias = "fi_tx_context")]
@@ -245,23 +246,24 @@ impl ScalableEndpoint {
         Ok(())
     }
 
-    /// Binds an event queue, which hears when the port has gone.
+    /// Binds an event queue, which gets an error event if the port is lost.
     ///
     /// # Errors
     /// [`Error::OpBadState`] as for every call.
     #[doc(alias = "fi_scalable_ep_bind")]
     pub fn bind_eq(&self, eq: &Eq) -> Result<()> {
-        self.0.dom.listen_to(&eq.0)?;
+        self.0.dom.bind_domain_eq(&eq.0)?;
         let mut eqs = self.0.eqs.lock().unwrap_or_else(PoisonError::into_inner);
         eqs.push(Arc::clone(&eq.0));
         Ok(())
     }
 
-    /// Says that everything is bound. What sends and receives are the contexts, which are enabled
-    /// one by one, before or after.
+    /// Enables the scalable endpoint. The contexts, which send and receive, are enabled one by one,
+    /// before or after.
     ///
     /// # Errors
-    /// [`Error::NoAv`]: no address vector is bound. [`Error::OpBadState`]: it is enabled.
+    /// [`Error::NoAv`]: no address vector is bound. [`Error::OpBadState`]: the endpoint is already
+    /// enabled.
     #[doc(alias = "fi_enable")]
     pub fn enable(&self) -> Result<()> {
         drop(self.0.dom.enter_control()?);
@@ -271,7 +273,7 @@ impl ScalableEndpoint {
         if self.0.enabled.swap(true, Ordering::Relaxed) { Err(Error::OpBadState) } else { Ok(()) }
     }
 
-    /// The address of the endpoint and of all its contexts, for others to insert.
+    /// The address of the endpoint and of all its contexts, for peers to insert.
     ///
     /// # Errors
     /// [`Error::OpBadState`] as for every call.
@@ -283,7 +285,7 @@ impl ScalableEndpoint {
     /// Closes the endpoint.
     ///
     /// # Errors
-    /// [`Error::Busy`], and the endpoint again: a context of it is open.
+    /// [`Error::Busy`]: a context is open. The endpoint is given back.
     #[doc(alias = "fi_close")]
     pub fn close(self) -> std::result::Result<(), (Error, Self)> {
         if Arc::strong_count(&self.0) > 1 { Err((Error::Busy, self)) } else { Ok(()) }
@@ -305,7 +307,7 @@ impl MrCommon {
 }
 
 impl SepInner {
-    /// What contexts have in common.
+    /// The attributes that all contexts have in common.
     fn attr(&self, caps: Caps) -> EpAttr {
         let buffered_recv = self.info.mode.contains(crate::flags::Mode::BUFFERED_RECV);
         EpAttr { number: None, caps, buffered_recv, ..EpAttr::default() }

@@ -1,5 +1,5 @@
-//! Settings: one struct, parsed once from strings and the environment into types that cannot hold
-//! an invalid value.
+//! Settings of a domain, parsed once from strings or the environment into types that cannot hold an
+//! invalid value.
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -11,70 +11,72 @@ pub use barewire_dataplane::seal::Mode as SealMode;
 
 pub use crate::certificate::CertFiles;
 
-/// Who turns the poll loop (`fi_domain_attr.progress`).
+/// Which thread turns the progress loop (`fi_domain_attr.progress`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Progress {
-    /// `FI_PROGRESS_UNSPEC`: whichever suits the domain best, which is manual.
+    /// `FI_PROGRESS_UNSPEC`: manual.
     #[default]
     Unspec,
-    /// `FI_PROGRESS_AUTO`: a thread of ours.
+    /// `FI_PROGRESS_AUTO`: a progress thread of the domain.
     Auto,
-    /// `FI_PROGRESS_MANUAL`: whoever reads a completion queue, event queue or counter.
+    /// `FI_PROGRESS_MANUAL`: the threads that read a completion queue, event queue or counter.
     Manual,
 }
 
-/// The port that is used when nobody names one: the machine's default segment of this user.
+/// The default port: the default segment of this user on this machine.
 pub const DEFAULT_PORT: &str = "shm";
 
-/// Which calls the application makes from several threads at once (`fi_domain_attr.threading`).
+/// Threading level: which calls the application makes from several threads at once
+/// (`fi_domain_attr.threading`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Threading {
     /// `FI_THREAD_UNSPEC`: the same as `Safe`.
     #[default]
     Unspec,
-    /// `FI_THREAD_SAFE`: any.
+    /// `FI_THREAD_SAFE`: all calls.
     Safe,
-    /// `FI_THREAD_FID`: one thread at a time in an object; several objects share a domain, so this
-    /// takes the same lock as `Safe`.
+    /// `FI_THREAD_FID`: one thread at a time per object. Objects share their domain, so this takes
+    /// the same lock as `Safe`.
     Fid,
-    /// `FI_THREAD_DOMAIN`: one thread at a time in a domain and all its objects. No lock.
+    /// `FI_THREAD_DOMAIN`: one thread at a time per domain, with all its objects. No lock.
     Domain,
-    /// `FI_THREAD_COMPLETION`: one thread at a time in a queue and what is bound to it; as `Safe`.
+    /// `FI_THREAD_COMPLETION`: one thread at a time per completion queue and its bound objects; as
+    /// `Safe`.
     Completion,
-    /// `FI_THREAD_ENDPOINT`: one thread at a time in an endpoint; as `Safe`.
+    /// `FI_THREAD_ENDPOINT`: one thread at a time per endpoint; as `Safe`.
     Endpoint,
 }
 
-/// What the progress thread does when it finds nothing to do.
+/// Idle policy of the progress thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Idle {
-    /// Polls on: lowest latency, one core.
+    /// Keeps polling: lowest latency, occupies one core.
     Spin,
-    /// Polls on, but offers the core to others after some empty turns.
+    /// Keeps polling, and yields the core after some empty turns.
     #[default]
     Yield,
-    /// Polls for a few microseconds, then sleeps until the port has something. A wake-up costs
-    /// what the kernel needs for it, about 5 to 50 microseconds.
+    /// Polls for a few microseconds, then sleeps until a frame arrives. A wake-up by the kernel
+    /// costs about 5 to 50 microseconds.
     Sleep,
 }
 
-/// Which peers a domain has to do with.
+/// Which peers may open sessions with a domain and reach its endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Peers {
-    /// Whoever names this incarnation of the domain, which is 48 random bits of the address that
-    /// `fi_getname` gives: who was not told it cannot open a session. A domain that was made
-    /// reachable by name ([`Settings::by_name`]) takes everybody who can send it frames.
+    /// Peers that name this incarnation of the domain: 48 random bits of the address that
+    /// `fi_getname` returns. A station without this address cannot open a session. A domain that is
+    /// reachable by name ([`Settings::by_name`]) accepts every station that can send it frames.
     #[default]
     Named,
-    /// Everybody who can send it frames.
+    /// Every station that can send it frames.
     Any,
-    /// As `Named`, and of these an endpoint, or a region through it, is reached only by peers in
-    /// the endpoint's address vector. Others are refused (`FI_ECONNREFUSED`, `FI_EACCES`). Not the
-    /// default, since servers learn of clients by their first message.
+    /// As `Named`; in addition an endpoint, or a region through it, is reached only by peers in the
+    /// endpoint's address vector. Others are refused (`FI_ECONNREFUSED`, `FI_EACCES`). Not the
+    /// default, since servers learn the addresses of clients from their first message.
     Inserted,
 }
 
-/// The provider's name in libfabric, for programs that choose a provider by its name.
+/// The provider's name in libfabric, for programs that select a provider by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum KnownAs {
     /// `barewire`.
@@ -82,93 +84,91 @@ pub enum KnownAs {
     Barewire,
     /// `tcp`, in place of libfabric's own.
     Tcp,
-    /// `tcp;ofi_rxm`, the one for `FI_EP_RDM` before libfabric 1.18, in place of libfabric's own.
+    /// `tcp;ofi_rxm`, the name for `FI_EP_RDM` before libfabric 1.18, in place of libfabric's own.
     TcpRxm,
 }
 
 /// Settings of a domain. [`Settings::from_env`] reads them from the environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// The port, such as `shm:job7`, or a pattern that is one on each node, such as
-    /// `udp:10.1.0.0/16` (`BAREWIRE_PORT`). Default: none, which offers the machine's
-    /// default segment `shm`; a domain name in the hints goes before it.
+    /// The port, such as `shm:job7`, or a pattern that selects a port on each node, such as
+    /// `udp:10.1.0.0/16` (`BAREWIRE_PORT`). Default: none, which means [`DEFAULT_PORT`]. A domain
+    /// name in the hints takes precedence.
     pub port: Option<String>,
-    /// What the provider is called in libfabric (`BAREWIRE_AS`: `barewire`, `tcp`, `tcp;ofi_rxm`).
+    /// The provider's name in libfabric (`BAREWIRE_AS`: `barewire`, `tcp`, `tcp;ofi_rxm`).
     pub known_as: KnownAs,
-    /// Silence after which a peer that owes us something is dead (`BAREWIRE_T_DEAD_MS`), at least
-    /// 100 ms. Default 5 s: long enough for a process that swaps, short enough for a person.
+    /// Silence after which a peer with outstanding work is dead (`BAREWIRE_T_DEAD_MS`), at least
+    /// 100 ms. Default 5 s, longer than the pauses of a swapping process.
     pub t_dead: Duration,
-    /// Who turns the loop (`BAREWIRE_PROGRESS`: `manual`, `auto`). `auto` holds also for a program
-    /// whose hints ask for manual progress; `manual` is what hints that do not say get.
+    /// Progress model (`BAREWIRE_PROGRESS`: `manual`, `auto`). `auto` overrides hints for manual
+    /// progress; `manual` applies to hints that leave it open.
     pub progress: Progress,
     /// Whether a thread answers peers on a wire while a program with manual progress computes
-    /// (`BAREWIRE_RCVTHREAD`: `0`, `1`). Default yes: it sleeps while the program polls. Without it
-    /// a program that does not poll for T_dead is dead to its peers.
+    /// (`BAREWIRE_RCVTHREAD`: `0`, `1`). Default yes: the thread sleeps while the program polls.
+    /// Without it, peers take a program that does not poll for T_dead for dead.
     pub rcvthread: bool,
-    /// Whether small messages of a stream share packets unasked on ports whose frames pass a kernel
-    /// (`BAREWIRE_NAGLE`: `0`, `1`). Default yes: each may wait 10 us for the next ones. Never
-    /// without the receive thread.
+    /// Whether small messages of a stream share packets without `FI_MORE` on ports whose frames
+    /// pass a kernel (`BAREWIRE_NAGLE`: `0`, `1`). Default yes: a message may wait 10 us for the
+    /// next ones. Off without the receive thread.
     pub nagle: bool,
-    /// Whether a port that leaves the node has `near=yes` if its name does not say
-    /// (`BAREWIRE_NEAR`: `0`, `1`): processes of this user in this network namespace are reached
-    /// through shared memory, all others by the port. Default yes.
+    /// Default of `near=` for a port that leaves the node (`BAREWIRE_NEAR`: `0`, `1`): with
+    /// `near=yes`, processes of this user in this network namespace are reached through shared
+    /// memory, all others by the port. Default yes.
     pub near: bool,
-    /// Threading level if the hints do not say (`BAREWIRE_THREADING`: `safe`, `domain`).
+    /// Threading level if the hints leave it open (`BAREWIRE_THREADING`: `safe`, `domain`).
     pub threading: Threading,
-    /// Processor that the progress thread stays on (`BAREWIRE_CPU`). Default: the scheduler's
-    /// choice.
+    /// Processor that the progress thread is pinned to (`BAREWIRE_CPU`). Default: not pinned.
     pub cpu: Option<usize>,
-    /// What the progress thread does when idle (`BAREWIRE_IDLE`: `spin`, `yield`, `sleep`).
+    /// Idle policy of the progress thread (`BAREWIRE_IDLE`: `spin`, `yield`, `sleep`).
     pub idle: Idle,
-    /// Longest message sent without asking the receiver, bytes (`BAREWIRE_EAGER_MAX`). Default:
-    /// the dataplane's, 64 KiB where a frame holds 8 KiB, else 16 KiB. Larger spares a round trip
-    /// and costs the receiver a copy when no receive is posted.
+    /// Longest message that is sent eagerly, without a rendezvous, bytes (`BAREWIRE_EAGER_MAX`).
+    /// Default: 64 KiB if a frame holds 8 KiB, else 16 KiB. A larger value saves a round trip, and
+    /// costs the receiver a copy if no receive is posted.
     pub eager_max: Option<usize>,
-    /// Peers known at once, at most (`BAREWIRE_PEER_MAX`), 1 to 1,048,576. Default: room for 4,096
-    /// that grows with the addresses that are inserted, to 1,048,576.
+    /// Most peers known at once (`BAREWIRE_PEER_MAX`), 1 to 1,048,576. Default: room for 4,096,
+    /// which grows with the inserted addresses up to 1,048,576.
     pub peer_max: Option<usize>,
-    /// Memory for messages that nobody has posted a receive for, bytes
-    /// (`BAREWIRE_UNEXPECTED_BYTES`), 16 KiB to 512 GiB. Default: the dataplane's, 256 MiB, touched
-    /// only when used.
+    /// Memory for unexpected messages, bytes (`BAREWIRE_UNEXPECTED_BYTES`), 16 KiB to 512 GiB.
+    /// Default 256 MiB, touched only when used.
     pub unexpected_bytes: Option<usize>,
-    /// Operations in flight, all endpoints together (`BAREWIRE_TX_MAX`), 1 to 16,777,216. Default
-    /// 65,536.
+    /// Most operations in flight of all endpoints together (`BAREWIRE_TX_MAX`), 1 to 16,777,216.
+    /// Default 65,536.
     pub tx_max: Option<usize>,
-    /// Posted receives, all endpoints together (`BAREWIRE_RX_MAX`), 1 to 16,777,216. Default
+    /// Most posted receives of all endpoints together (`BAREWIRE_RX_MAX`), 1 to 16,777,216. Default
     /// 262,144.
     pub rx_max: Option<usize>,
-    /// Which algorithms collectives take (`BAREWIRE_COLL`: `auto`, `latency`, `bandwidth`), the
-    /// same in all processes. Default: what the cost model finds cheapest.
+    /// Algorithms of collectives (`BAREWIRE_COLL`: `auto`, `latency`, `bandwidth`), the same in all
+    /// processes. Default: the cheapest of the cost model.
     pub coll: Force,
-    /// Which peers the domain has to do with (`BAREWIRE_PEERS`: `named`, `any`, `inserted`).
+    /// Which peers may open sessions and reach endpoints (`BAREWIRE_PEERS`: `named`, `any`,
+    /// `inserted`).
     pub peers: Peers,
-    /// Peers find the domain by a name that does not tell which life of it they mean: a port
-    /// number, a `sockaddr_in`, a MAC alone. Default no; yes as well if the `Info` that the domain
-    /// or one of its endpoints is opened with has a source address (`FI_SOURCE`).
+    /// Whether peers may reach the domain by a name without its incarnation: a port number, a
+    /// `sockaddr_in`, a MAC alone. Default no; yes if the `Info` that the domain or one of its
+    /// endpoints is opened with has a source address (`FI_SOURCE`).
     pub by_name: bool,
     /// The files that hold the domain's keys (`BAREWIRE_KEY_FILE`, names separated by colons), at
-    /// most 4, each 16 to 1,024 bytes that only its owner may read: frames on a wire are sealed,
-    /// and only who has one of the keys has sessions with the domain. The first key opens sessions,
-    /// each is accepted; all files but the first may be missing. They are looked at once a second
-    /// while the domain is open, and read again if one has changed. A key in the domain's
-    /// attributes goes before them. Default none: frames are open to everybody on the way.
+    /// most 4, each of 16 to 1,024 bytes that only its owner may read. With keys, frames on a wire
+    /// are sealed, and only peers with one of the keys have sessions with the domain. Sessions are
+    /// opened with the first key and accepted with any; all files but the first may be missing. The
+    /// files are checked once a second while the domain is open, and read again if one has changed.
+    /// A key in the domain's attributes takes precedence. Default none: frames are not sealed.
     pub key_files: Vec<PathBuf>,
     /// The files that hold the domain's certificate (`BAREWIRE_CERT_FILE`,
     /// `BAREWIRE_CERT_KEY_FILE`, `BAREWIRE_ROOTS_FILE`, `BAREWIRE_PEER_IDS` with names separated by
-    /// commas), in place of keys: frames on a wire are sealed, and who has a certificate of the
-    /// roots with a name that the domain talks to has sessions with it. They are looked at once a
+    /// commas), instead of keys. Frames on a wire are sealed, and only peers with a certificate of
+    /// the roots and an accepted name have sessions with the domain. The files are checked once a
     /// second while the domain is open. Default none.
     pub certificate: Option<CertFiles>,
-    /// Age at which a session's key is left for the next one (`BAREWIRE_REKEY_S`), from 1 s:
-    /// what was recorded before cannot be read with what a process has in its memory later.
-    /// Default an hour; a key is left after 2^22 frames in any case. Costs nothing that can be
-    /// measured.
+    /// Age at which a session replaces its key (`BAREWIRE_REKEY_S`), at least 1 s: older recordings
+    /// cannot be decrypted with the memory of a process later. Default one hour; a key is replaced
+    /// after 2^22 frames in any case. The cost is not measurable.
     pub rekey: Duration,
-    /// The file to which the secrets of sessions are written (`BAREWIRE_KEY_LOG`), for
-    /// `barewire capture --keys`: a reader of the file can read recordings. It is made with mode
-    /// 600, and a domain does not open if others may use it. Default none.
+    /// The file to which the secrets of sessions are written (`BAREWIRE_KEY_LOG`), for `barewire
+    /// capture --keys`: a reader of the file can decrypt recordings. The file is created with mode
+    /// 600, and a domain does not open if other users have access to it. Default none.
     pub key_log: Option<PathBuf>,
-    /// What sealing does (`BAREWIRE_SEAL`: `encrypted`, `authenticated`); the same at both ends.
+    /// Mode of sealing (`BAREWIRE_SEAL`: `encrypted`, `authenticated`); the same at both ends.
     pub seal: SealMode,
     /// Whether counters are published for `barewire stats` (`BAREWIRE_STATS`: `0`, `1`). Default
     /// yes: about 30 KiB of memory and a few hundred stores every 10 ms.
@@ -206,19 +206,19 @@ impl Default for Settings {
     }
 }
 
-/// A setting that means nothing.
+/// A setting with an invalid value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{name}=\"{value}\": expected {expected}")]
 pub struct BadSetting {
     /// Name of the variable.
     pub name: &'static str,
-    /// What it holds.
+    /// Value of the variable.
     pub value: String,
-    /// What it may hold.
+    /// Values that the variable may have.
     pub expected: &'static str,
 }
 
-/// Names of the variables, what they hold and their default, for `barewire info` and `fi_info -e`.
+/// Name, meaning and default of each variable, for `barewire info` and `fi_info -e`.
 /// `docs/settings.md` and `docs/man/fi_barewire.7` have each of them.
 pub const VARIABLES: &[(&str, &str, &str)] = &[
     ("BAREWIRE_PORT", "port, such as shm:job7, udp:10.1.0.0/16 or afpacket:en*|shm", "shm"),
@@ -262,10 +262,10 @@ pub const VARIABLES: &[(&str, &str, &str)] = &[
 ];
 
 impl Settings {
-    /// Reads the variables of the environment; one that is not set or empty keeps its default.
+    /// Reads the environment variables. A variable that is unset or empty keeps its default.
     ///
     /// # Errors
-    /// [`BadSetting`], the first that was found.
+    /// [`BadSetting`]: of the first invalid variable.
     pub fn from_env() -> Result<Self, BadSetting> {
         Self::parse(|name| std::env::var_os(name).map(|v| v.to_string_lossy().into_owned()))
     }
@@ -273,7 +273,7 @@ impl Settings {
     /// Reads settings from `lookup`, which knows variables by name.
     ///
     /// # Errors
-    /// [`BadSetting`], the first that was found.
+    /// [`BadSetting`]: of the first invalid variable.
     pub fn parse(lookup: impl Fn(&str) -> Option<String>) -> Result<Self, BadSetting> {
         let get = |name: &'static str| {
             lookup(name).map(|v| v.trim().to_owned()).filter(|v| !v.is_empty()).map(|v| (name, v))
@@ -288,7 +288,7 @@ impl Settings {
             s.known_as = v;
         }
         if let Some(ms) =
-            number(get("BAREWIRE_T_DEAD_MS"), 100..=MOST, "milliseconds, at least 100")?
+            number(get("BAREWIRE_T_DEAD_MS"), 100..=NUMBER_MAX, "milliseconds, at least 100")?
         {
             s.t_dead = Duration::from_millis(ms as u64);
         }
@@ -329,22 +329,23 @@ impl Settings {
         if let Some(v) = word(get("BAREWIRE_SEAL"), &seals, "encrypted or authenticated")? {
             s.seal = v;
         }
-        if let Some(secs) = number(get("BAREWIRE_REKEY_S"), 1..=MOST, "seconds, at least 1")? {
+        if let Some(secs) = number(get("BAREWIRE_REKEY_S"), 1..=NUMBER_MAX, "seconds, at least 1")?
+        {
             s.rekey = Duration::from_secs(secs as u64);
         }
-        // An empty name is refused when the domain opens: a key was meant.
+        // An empty file name is refused when the domain opens, not ignored: a key was intended.
         let files = lookup("BAREWIRE_KEY_FILE");
         let split = |list: String| std::env::split_paths(list.trim()).collect();
         s.key_files = files.map_or(Vec::new(), split);
         s.certificate = certificate(&lookup);
         s.key_log = get("BAREWIRE_KEY_LOG").map(|(_, path)| path.into());
-        s.cpu = number(get("BAREWIRE_CPU"), 0..=MOST, "the number of a processor")?;
+        s.cpu = number(get("BAREWIRE_CPU"), 0..=NUMBER_MAX, "the number of a processor")?;
         s.parse_sizes(get)?;
         Ok(s)
     }
 
     /// Reads the sizes of tables and of messages.
-    fn parse_sizes(&mut self, get: impl Fn(&'static str) -> Given) -> Result<(), BadSetting> {
+    fn parse_sizes(&mut self, get: impl Fn(&'static str) -> RawSetting) -> Result<(), BadSetting> {
         let bytes = "bytes, at most 1048576";
         self.eager_max = number(get("BAREWIRE_EAGER_MAX"), 0..=1 << 20, bytes)?;
         let peers = "a number of peers, 1 to 1048576";
@@ -361,25 +362,25 @@ impl Settings {
     }
 }
 
-type Given = Option<(&'static str, String)>;
+type RawSetting = Option<(&'static str, String)>;
 
-/// The largest number that has no limit of its own: more is a typing error, and sums of such would
-/// overflow.
-const MOST: usize = 1 << 40;
+/// Largest value of a number without a limit of its own, so that sums cannot overflow.
+const NUMBER_MAX: usize = 1 << 40;
 
 fn number(
-    given: Given,
+    setting: RawSetting,
     range: RangeInclusive<usize>,
     expected: &'static str,
 ) -> Result<Option<usize>, BadSetting> {
-    let Some((name, value)) = given else { return Ok(None) };
+    let Some((name, value)) = setting else { return Ok(None) };
     match value.parse() {
         Ok(n) if range.contains(&n) => Ok(Some(n)),
         _ => Err(BadSetting { name, value, expected }),
     }
 }
 
-/// The files of a certificate, if a variable names one: which lacks is told when the domain opens.
+/// The files of a certificate, if a variable names one. A missing one is reported when the domain
+/// opens.
 fn certificate(lookup: impl Fn(&str) -> Option<String>) -> Option<CertFiles> {
     let names = ["BAREWIRE_CERT_FILE", "BAREWIRE_CERT_KEY_FILE", "BAREWIRE_ROOTS_FILE"];
     let ids = lookup("BAREWIRE_PEER_IDS");
@@ -390,16 +391,16 @@ fn certificate(lookup: impl Fn(&str) -> Option<String>) -> Option<CertFiles> {
     }
     let [cert, key, roots] = named.map(|path| path.unwrap_or_default().trim().to_owned());
     let files = CertFiles::new(cert, key, roots);
-    // An empty list admits nobody, and is told, rather than everybody.
+    // An empty list accepts no peer and is reported, rather than accepting all.
     Some(ids.iter().fold(files, |files, ids| files.with_peers(ids.split(',').map(str::trim))))
 }
 
 fn word<T: Copy>(
-    given: Given,
+    setting: RawSetting,
     words: &[(&str, T)],
     expected: &'static str,
 ) -> Result<Option<T>, BadSetting> {
-    let Some((name, value)) = given else { return Ok(None) };
+    let Some((name, value)) = setting else { return Ok(None) };
     match words.iter().find(|(w, _)| value.eq_ignore_ascii_case(w)) {
         Some(&(_, v)) => Ok(Some(v)),
         None => Err(BadSetting { name, value, expected }),

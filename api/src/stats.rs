@@ -1,12 +1,12 @@
-//! Counters that another process can read while we run: a block of fixed layout in /dev/shm, one
-//! file per domain, written by whoever turns the loop and read by `barewire stats`. A lock on the
-//! file says that its writer lives (`driver::backend::lock`); the next domain that opens removes
-//! files without one.
+//! Statistics for other processes: a block of fixed layout in /dev/shm, one file per domain,
+//! written by the thread that turns the loop and read by `barewire stats`. A lock on the file shows
+//! that its writer lives (`driver::backend::lock`); the next domain that opens removes files
+//! without a lock.
 //!
 //! The block is an array of 64-bit words in this machine's byte order. A reader takes a copy and
 //! keeps it if the sequence word was even and the same before and after; nothing in it is trusted
-//! beyond that, as anybody with the same user could write it. Names of counters stand here and not
-//! in the block: writer and reader of one [`LAYOUT`] agree on them.
+//! beyond that, as every process of the same user could write it. Names of counters stand here and
+//! not in the block: writer and reader of one [`LAYOUT`] agree on them.
 //!
 //! | words | hold |
 //! |---|---|
@@ -27,8 +27,8 @@
 //!
 //! A row stands at the number of its slot in the node's table; one whose slot is not in use is 0.
 //! The file has memory for the rows that were ever used and holes for the rest. An update writes at
-//! most 64 rows of each kind, by turns, so its cost is bounded whatever the node knows and stores;
-//! a row of 4,096 is at most 0.7 s older than its domain's update.
+//! most 64 rows of each kind, round robin, so its cost is bounded; with 4,096 rows a row is at most
+//! 0.7 s older than the domain's last update.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -48,7 +48,7 @@ pub mod record;
 pub mod switch;
 
 use file::{Block, HEADER_LEN, Loaded, NAME_LEN, Shape, Table, Writer};
-use record::RetryLog;
+use record::Backoff;
 use switch::SwitchSnapshot;
 
 /// First word of a block: "BWSTATS" and a zero byte.
@@ -60,17 +60,17 @@ pub const LAYOUT: u64 = 11;
 /// Where the files are.
 pub const DIR: &str = "/dev/shm";
 
-/// Endpoints that have room in a block: as many as a node can have.
+/// Rows for endpoints in a block: the most that a node can have.
 const EP_MAX: usize = 65_537;
 
-/// Sessions that a reader believes: as many as a node can have. A block has room for those of its
-/// node.
+/// Most sessions that a reader accepts: the most that a node can have. A block has room for those
+/// of its node.
 const SESSION_MAX: usize = Node::PEER_MAX;
 
-/// Least time between two updates.
+/// Period of updates, nanoseconds.
 const PERIOD_NS: u64 = 10_000_000;
 
-/// Counters of the port: all frames, and those to and from near stations once more.
+/// Counters of the port: of all frames, then of frames to and from near stations.
 pub const PORT_NAMES: [&str; 16] = [
     "rx_frames",
     "rx_bytes",
@@ -90,7 +90,7 @@ pub const PORT_NAMES: [&str; 16] = [
     "near_tx_dropped",
 ];
 
-/// Counters of the node, but for the refusals of the codec.
+/// Counters of the node, except those of frames refused by the codec.
 pub const NODE_NAMES: [&str; 60] = [
     "rx_frames",
     "rx_not_ours",
@@ -154,7 +154,7 @@ pub const NODE_NAMES: [&str; 60] = [
     "peers",
 ];
 
-/// How much of each table is in use.
+/// Fill levels of the node's tables.
 pub const LEVEL_NAMES: [&str; 13] = [
     "tx",
     "sent",
@@ -187,30 +187,29 @@ const SESSION_AT: usize = EP_AT + EP_MAX * EP_LEN;
 const EPS: usize = 0;
 const SESSIONS: usize = 1;
 
-/// The block of a domain that has room for so many sessions.
+/// Layout of the block of a domain with room for `session_max` sessions.
 const fn shape(session_max: usize) -> Shape {
     let eps = Table { at: EP_AT, row_len: EP_LEN, max: EP_MAX };
     let sessions = Table { at: SESSION_AT, row_len: SESSION_LEN, max: session_max };
     Shape { kind: 0, head_len: EP_AT, tables: [eps, sessions] }
 }
 
-/// In the place of a count: not counted.
+/// Value of a count that is not available.
 const UNKNOWN: u64 = u64::MAX;
 
 /// States of a session, by their number in the block.
 const STATES: [&str; 4] = ["idle", "opening", "answered", "open"];
 
-/// The writing end.
+/// The writer of a domain's block.
 pub(crate) struct Publisher {
     writer: Writer,
-    refused: RetryLog,
+    backoff: Backoff,
     survey: Survey,
     due: u64,
 }
 
 impl Publisher {
-    /// Makes the file of a domain, or says in the log why there is none: statistics are no reason
-    /// to fail.
+    /// Creates the file of a domain. A failure is logged and is not an error of the domain.
     pub(crate) fn create(engine: &mut Engine) -> Option<Self> {
         let peer_max = engine.node().settings().peer_max;
         let mut publisher =
@@ -221,7 +220,7 @@ impl Publisher {
 
     fn try_create(dir: &Path, peer_max: usize) -> io::Result<Self> {
         let writer = Writer::create(dir, shape(peer_max))?;
-        Ok(Self { writer, refused: RetryLog::default(), survey: Survey::default(), due: 0 })
+        Ok(Self { writer, backoff: Backoff::default(), survey: Survey::default(), due: 0 })
     }
 
     /// Whether the next update is due.
@@ -230,8 +229,8 @@ impl Publisher {
         now.0 >= self.due
     }
 
-    /// Writes counters, and the rows whose turn it is. `absent_since` is when the program polled
-    /// last, if somebody else turns the loop.
+    /// Writes the counters and the next rows. `absent_since` is when the program polled last, if
+    /// the receive thread turns the loop.
     #[cold]
     pub(crate) fn publish(&mut self, engine: &mut Engine, absent_since: Option<Instant>) {
         self.due = engine.last_now().0.saturating_add(PERIOD_NS);
@@ -239,7 +238,7 @@ impl Publisher {
         self.writer.update(|block, now| {
             let absent_ns = absent_since.map_or(0, |since| engine.last_now().since(since));
             block.put(13, now.saturating_sub(absent_ns));
-            facts(engine, block);
+            put_identity(engine, block);
             let survey = engine.survey(survey, block);
             let near = engine.near_counters().unwrap_or_default();
             block.put_all(PORT_AT, &port_words(engine.port_counters()));
@@ -252,7 +251,7 @@ impl Publisher {
                 block.put_all(CLAIM_AT + i * CLAIM_LEN, &claim_words(claim));
             }
         });
-        record::attend(&self.writer, &mut self.refused, |segment| engine.record(segment));
+        record::serve_request(&self.writer, &mut self.backoff, |segment| engine.record(segment));
     }
 }
 
@@ -264,7 +263,7 @@ impl SurveySink for Block {
     fn endpoint(&mut self, slot: EpIdx, ep: Option<&EpCounters>) {
         let words = ep.map_or([0; EP_LEN], |c| {
             [
-                // 0 is no endpoint.
+                // 0 means no endpoint.
                 u64::from(c.number) + 1,
                 c.sent,
                 c.sent_bytes,
@@ -313,8 +312,8 @@ fn session_words(s: &SessionStats) -> [u64; SESSION_LEN] {
     ]
 }
 
-/// What does not change.
-fn facts(engine: &Engine, block: &Block) {
+/// Writes the constant identity of the domain: port, incarnation, T_dead.
+fn put_identity(engine: &Engine, block: &Block) {
     put_port(engine.caps(), block);
     block.put(9, engine.node().settings().incarnation);
     block.put(10, engine.node().settings().t_dead_ns);
@@ -428,20 +427,21 @@ fn levels(l: &barewire_dataplane::node::Levels) -> [u64; LEVEL_NAMES.len()] {
     ]
 }
 
-/// What a domain published.
+/// Published statistics of a domain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
     /// Its file.
     pub path: PathBuf,
     /// Its process.
     pub pid: u32,
-    /// Whether the domain is open still.
+    /// Whether the domain is still open.
     pub alive: bool,
     /// When the domain was opened, ns since 1970.
     pub opened_ns: u64,
-    /// When this was written, ns since 1970. A domain that nobody turns writes nothing.
+    /// When the block was written, ns since 1970. A domain whose loop is not turned writes nothing.
     pub updated_ns: u64,
-    /// When the program polled last, ns since 1970: others may answer for it since.
+    /// When the program polled last, ns since 1970. A receive thread may have turned the loop since
+    /// then.
     pub polled_ns: u64,
     /// The port.
     pub port_name: String,
@@ -449,7 +449,7 @@ pub struct Snapshot {
     pub station: Station,
     /// Bytes of a frame after its Ethernet header.
     pub mtu: usize,
-    /// Name of this life of the domain.
+    /// Incarnation of the domain.
     pub incarnation: u64,
     /// Silence after which a peer is dead, ns.
     pub t_dead_ns: u64,
@@ -459,13 +459,13 @@ pub struct Snapshot {
     pub node: Vec<(&'static str, u64)>,
     /// Frames refused by the codec, by cause.
     pub refused: Vec<(&'static str, u64)>,
-    /// How much of each table is in use.
+    /// Fill levels of the node's tables.
     pub levels: Vec<(&'static str, u64)>,
-    /// Round trips to far peers that took [`RoundTrips::lengths`], for each of these.
+    /// Histogram of round trips to far peers: counts for each of [`RoundTrips::lengths`].
     pub round_trips: Vec<u64>,
-    /// What all of them took together, ns.
+    /// Sum of these round trips, ns.
     pub round_trips_ns: u64,
-    /// Stations that frames claim to be from which were refused for their seal, the heaviest first.
+    /// Claimed source stations of frames that were refused for their seal, the most frames first.
     pub claims: Vec<Claim>,
     /// Endpoints.
     pub endpoints: Vec<EpRow>,
@@ -478,7 +478,7 @@ pub struct Snapshot {
 pub struct EpRow {
     /// Its number.
     pub number: u16,
-    /// Sends completed, and their bytes.
+    /// Sends completed.
     pub sent: u64,
     /// Bytes of these.
     pub sent_bytes: u64,
@@ -511,21 +511,21 @@ pub struct SessionRow {
     pub credits: u64,
     /// Operations that wait for the peer.
     pub waiting: u64,
-    /// What for: a name of [`Wait`].
+    /// What they wait for: a name of [`Wait`].
     pub wait: &'static str,
     /// Smallest round trip, ns; 0 if not measured.
     pub rtt_min_ns: u64,
     /// Time since the session began, ns.
     pub age_ns: u64,
-    /// Time since the peer was heard or since an operation began to wait for it, whichever is
-    /// later, ns, when the row was written.
+    /// Time, at the update of the row, since the last frame of the peer or since an operation began
+    /// to wait for it, whichever is later, ns.
     pub silent_ns: u64,
     /// Packets sent, without repetitions and control packets.
     pub tx_packets: u64,
     /// Packets taken in order.
     pub rx_packets: u64,
-    /// Bytes of frames to the peer, `None` if they are not counted. On a shared segment with the
-    /// padding of the ring, and since the two processes met.
+    /// Bytes of frames to the peer, `None` if they are not counted. On a shared segment the count
+    /// includes the padding of the ring, and starts when the two processes met.
     pub tx_bytes: Option<u64>,
     /// Bytes of frames from the peer.
     pub rx_bytes: Option<u64>,
@@ -535,7 +535,7 @@ pub struct SessionRow {
     pub timeouts: u64,
     /// Packets that may be in flight.
     pub window: u64,
-    /// Bytes after the Ethernet header that both ends take.
+    /// Longest frame of both ends, bytes after the Ethernet header.
     pub frame_max: u64,
     /// Retransmission timeout, ns, longer with each timeout in a row; 0 where nothing is
     /// retransmitted.
@@ -544,12 +544,11 @@ pub struct SessionRow {
     pub rtt_var_ns: u64,
     /// Whether the peer is reached through memory of this node.
     pub is_near: bool,
-    /// Whether nothing gets lost on the way.
+    /// Whether the path to the peer is lossless.
     pub is_lossless: bool,
 }
 
-/// Everything that is published on this machine and that this user may read: for root, of
-/// everybody.
+/// All statistics on this machine that this user may read (root: of all users).
 #[derive(Clone, Debug, Default)]
 pub struct Published {
     /// Domains, by process and by when they were opened; of one process number those first that the
@@ -557,20 +556,20 @@ pub struct Published {
     pub domains: Vec<Snapshot>,
     /// Switches, in the same order.
     pub switches: Vec<SwitchSnapshot>,
-    /// Processes that live and publish what this program cannot read.
-    pub unread: Vec<Unread>,
+    /// Live processes whose statistics this program cannot read.
+    pub unread: Vec<UnreadableProcess>,
 }
 
-/// What is published and cannot be read.
+/// A process whose statistics have an unknown version.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unread {
+pub struct UnreadableProcess {
     /// The process, as its file is named.
     pub pid: u32,
-    /// Which version of the layout it has, and which one would be read.
+    /// The version of its layout, and the version that this program reads.
     pub why: String,
 }
 
-/// Everything that is published. Files that cannot be opened or are damaged are left out.
+/// Reads all published statistics. Files that cannot be opened or are damaged are left out.
 ///
 /// # Errors
 /// The directory cannot be read.
@@ -578,14 +577,14 @@ pub fn read_published() -> io::Result<Published> {
     published_in(Path::new(DIR))
 }
 
-/// Who publishes, in few words.
+/// Identity of a process that publishes statistics.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Publishing {
+pub struct PublisherInfo {
     /// The process.
     pub pid: u32,
     /// The user whose file it is.
     pub owner: u32,
-    /// Whether the domain or switch is open still.
+    /// Whether the domain or switch is still open.
     pub alive: bool,
     /// The port; of a switch, that of its NIC.
     pub port_name: String,
@@ -595,21 +594,22 @@ pub struct Publishing {
     pub netns: u32,
 }
 
-impl Publishing {
-    /// Whether it opened the port in the network namespace of this thread, as far as can be seen.
+impl PublisherInfo {
+    /// Whether it opened the port in the network namespace of this thread. True if either is
+    /// unknown.
     pub fn is_here(&self) -> bool {
         let here = file::netns();
         self.netns == 0 || here == 0 || self.netns == here
     }
 }
 
-/// Who publishes in the file `path`.
+/// Identifies the process that publishes in the file `path`.
 ///
 /// # Errors
-/// It is another user's, of another version, or not written yet.
-pub fn look(path: &Path) -> io::Result<Publishing> {
+/// The file is another user's, of another version, or not yet written.
+pub fn publisher_of(path: &Path) -> io::Result<PublisherInfo> {
     let loaded = file::load(path, &[shape(SESSION_MAX), switch::SHAPE])?;
-    Ok(Publishing {
+    Ok(PublisherInfo {
         pid: loaded.pid,
         owner: loaded.owner,
         alive: loaded.alive,
@@ -632,7 +632,7 @@ fn published_in(dir: &Path) -> io::Result<Published> {
             }
             Err(e) if e.kind() == io::ErrorKind::Unsupported => {
                 let pid = file::pid_of(&path).unwrap_or(0);
-                all.unread.push(Unread { pid, why: e.to_string() });
+                all.unread.push(UnreadableProcess { pid, why: e.to_string() });
             }
             Err(_) => {}
         }
@@ -645,15 +645,15 @@ fn published_in(dir: &Path) -> io::Result<Published> {
     Ok(all)
 }
 
-/// Whether the process of this number is of `user`: a file can name one of anybody's, and takes the
-/// place of that one's own in what shows each once.
+/// Whether process `pid` belongs to `user`. A file can name any process, and would hide that
+/// process's own file where each process is shown once.
 fn is_of(pid: u32, user: u32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let users = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap_or_default();
     users.split_whitespace().any(|uid| uid.parse() == Ok(user))
 }
 
-/// What domains publish: see [`read_published`].
+/// The statistics of all domains: see [`read_published`].
 ///
 /// # Errors
 /// As there.

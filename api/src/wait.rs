@@ -5,8 +5,8 @@
 //! the port itself and runs the loop when a frame arrives; the others wait for it. When it leaves,
 //! the next one leads.
 //!
-//! Sleepers say when they will turn the loop at the latest. A thread that makes something due
-//! earlier (a receive that pulls a message, a send that may have to be repeated) wakes them.
+//! Sleepers register when they will turn the loop at the latest. A thread that creates an earlier
+//! deadline (a receive that pulls a message, a send that may have to be retransmitted) wakes them.
 //!
 //! No wake-up is lost: a waiter reads the epoch, checks its queue, registers under the domain's
 //! lock and sleeps only if the epoch is unchanged; a thread that makes its queue ready later finds
@@ -24,20 +24,19 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::errno::{Error, Result, refused_by_system};
 
-/// How a queue or counter can be waited for (`enum fi_wait_obj`).
+/// Wait object of a queue or counter (`enum fi_wait_obj`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum WaitObj {
-    /// `FI_WAIT_NONE`: not at all; the blocking calls return `FI_ENOSYS`.
+    /// `FI_WAIT_NONE`: none; the blocking calls return `FI_ENOSYS`.
     #[default]
     None,
-    /// `FI_WAIT_UNSPEC`: by the blocking calls.
+    /// `FI_WAIT_UNSPEC`: the blocking calls work.
     Unspec,
     /// `FI_WAIT_SET`: deprecated, refused with `FI_ENOSYS`. The provider makes sets of descriptors.
     Set,
-    /// `FI_WAIT_FD`: by the blocking calls, and by an eventfd that is readable while an entry may
-    /// be there. In a domain with manual progress the first such object starts the progress
-    /// thread with the idle policy `sleep`: somebody has to receive while the application sleeps
-    /// in poll(2).
+    /// `FI_WAIT_FD`: the blocking calls work, and an eventfd is readable while the object may have
+    /// an entry. In a domain with manual progress the first such object starts the progress thread
+    /// with the idle policy `sleep`, which receives while the application sleeps in poll(2).
     Fd,
     /// `FI_WAIT_MUTEX_COND`: deprecated, refused with `FI_ENOSYS`.
     MutexCond,
@@ -48,7 +47,7 @@ pub enum WaitObj {
 }
 
 impl WaitObj {
-    /// Whether there is anything to wait on, or [`Error::NoSys`] for a kind that is not offered.
+    /// Whether there is a wait object. [`Error::NoSys`] for a kind that is not supported.
     pub(crate) fn waits(self) -> Result<bool> {
         match self {
             Self::None => Ok(false),
@@ -58,12 +57,12 @@ impl WaitObj {
     }
 }
 
-/// Milliseconds as the blocking calls take them: negative is for ever.
+/// A timeout of a blocking call in milliseconds; negative: none.
 pub(crate) fn timeout_of(ms: i32) -> Option<Duration> {
     u64::try_from(ms).ok().map(Duration::from_millis)
 }
 
-/// What is waited for.
+/// The object that a thread waits for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Target {
     Cq(CqId),
@@ -79,21 +78,21 @@ fn level(node: &Node, target: Target) -> (u64, u64) {
     }
 }
 
-/// Everything of a domain that somebody may wait for. Lives under the domain's lock.
+/// All wait targets of a domain, with their sleepers and descriptors. Under the domain's lock.
 #[derive(Default)]
 pub(crate) struct Watch {
     entries: Vec<Option<Entry>>,
-    /// Entries with a sleeper or a descriptor, and others who want to be asked after every turn
-    /// and post: 0 keeps these away from here. And [`DRIVEN`], if a thread turns the loop.
+    /// Number of watchers: entries with a sleeper or a descriptor, and others that have to be
+    /// checked after every turn and post, which skip this if it is 0. Plus [`DRIVEN`], if a
+    /// progress thread turns the loop.
     active: u64,
     /// All sleepers.
     sleepers: u32,
-    /// When the last of those who turn the loop looks at what is due, if nobody wakes it; 0 if
-    /// there is none.
-    turned_by: Instant,
+    /// When the last sleeper that turns the loop wakes by itself; 0 if there is none.
+    polled_by: Instant,
 }
 
-/// More than there can be entries.
+/// Flag in [`Watch::active`], above any number of watchers.
 const DRIVEN: u64 = 1 << 32;
 
 struct Entry {
@@ -102,7 +101,7 @@ struct Entry {
     /// Sleepers wake above this level or when the errors differ from these.
     above: u64,
     errors: u64,
-    /// They have been woken already.
+    /// The sleepers have been woken already.
     woken: bool,
     /// `fi_cq_signal`s that no sleeper has taken yet.
     signals: u32,
@@ -120,33 +119,33 @@ impl Entry {
 
 impl Watch {
     #[inline(always)]
-    pub(crate) fn any(&self) -> bool {
+    pub(crate) fn has_watchers(&self) -> bool {
         self.active as u32 > 0
     }
 
-    /// Whether nobody wants to be asked and the loop is the application's to turn.
+    /// Whether there are no watchers and no progress thread.
     #[inline(always)]
-    pub(crate) fn is_calm(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         self.active == 0
     }
 
-    /// A thread turns the loop, from now on.
-    pub(crate) fn drive(&mut self) {
+    /// Notes that a progress thread turns the loop from now on.
+    pub(crate) fn set_driven(&mut self) {
         self.active |= DRIVEN;
     }
 
-    /// Whether one does.
+    /// Whether a progress thread turns the loop.
     pub(crate) fn is_driven(&self) -> bool {
         self.active & DRIVEN != 0
     }
 
-    /// One more wants to be asked.
-    pub(crate) fn attend(&mut self) {
+    /// Adds a watcher, to be checked after every turn and post.
+    pub(crate) fn add_watcher(&mut self) {
         self.active += 1;
     }
 
-    /// One less.
-    pub(crate) fn ignore(&mut self) {
+    /// Removes a watcher.
+    pub(crate) fn remove_watcher(&mut self) {
         self.active -= 1;
     }
 
@@ -204,7 +203,7 @@ impl Watch {
         entry.set_fd();
     }
 
-    /// Takes a signal, if there is one.
+    /// Takes a pending signal.
     pub(crate) fn take_signal(&mut self, idx: usize) -> bool {
         let entry = self.entry(idx);
         let there = entry.signals > 0;
@@ -217,11 +216,11 @@ impl Watch {
         level(node, self.entry(idx).target)
     }
 
-    /// Registers a sleeper who wakes above level `above` or when errors are not `errors`.
+    /// Registers a sleeper that wakes above level `above`, or when the error count is not `errors`.
     pub(crate) fn sleep_on(&mut self, idx: usize, above: u64, errors: u64) {
         let entry = self.entry(idx);
         let was = entry.active();
-        // Those who were woken look again, and say anew what they wait for.
+        // Woken sleepers check again, and register anew.
         let alone = entry.sleepers == 0 || entry.woken;
         entry.above = if alone { above } else { entry.above.min(above) };
         (entry.errors, entry.woken) = (errors, false);
@@ -230,23 +229,23 @@ impl Watch {
         self.sleepers += 1;
     }
 
-    /// One who has registered turns the loop at `due` at the latest, the next deadline.
+    /// Notes that a registered sleeper turns the loop at `due`, the next deadline, at the latest.
     pub(crate) fn sleeps_until(&mut self, due: Instant) {
-        self.turned_by = self.turned_by.max(due);
+        self.polled_by = self.polled_by.max(due);
     }
 
-    /// Whether somebody sleeps who turns the loop.
+    /// Whether a sleeper turns the loop.
     #[inline]
-    pub(crate) fn has_turners(&self) -> bool {
-        self.turned_by != Instant(0)
+    pub(crate) fn has_pollers(&self) -> bool {
+        self.polled_by != Instant(0)
     }
 
-    /// Whether somebody who turns the loop sleeps longer than to `due`. All are to be woken then,
-    /// and say anew how long they sleep.
+    /// Whether a sleeper that turns the loop sleeps longer than to `due`. All such sleepers have to
+    /// be woken then, and register anew.
     pub(crate) fn oversleeps(&mut self, due: Instant) -> bool {
-        let late = due < self.turned_by;
+        let late = due < self.polled_by;
         if late {
-            self.turned_by = Instant(0);
+            self.polled_by = Instant(0);
         }
         late
     }
@@ -258,7 +257,7 @@ impl Watch {
         self.active -= u64::from(!is);
         self.sleepers -= 1;
         if self.sleepers == 0 {
-            self.turned_by = Instant(0);
+            self.polled_by = Instant(0);
         }
     }
 

@@ -1,19 +1,19 @@
 //! Work that waits for a counter: triggered operations (`FI_TRIGGER`) and deferred work
 //! (`FI_QUEUE_WORK`), for the raw API.
 //!
-//! Both are kept here, as they will be posted, until the counter has reached the threshold. A
-//! triggered operation is then posted as if it had been called at that time, but for what it
-//! injects, which the call has read. Deferred work goes through a deferred endpoint of its
-//! endpoint, so that it completes only with `FI_COMPLETION` and is counted by the counter that the
-//! request names. What cannot be posted then ends with an error entry.
+//! Operations are stored ready to post until the counter has reached the threshold. A triggered
+//! operation is then posted as if it were called at that time, except that injected bytes are
+//! copied when it is queued. Deferred work goes through a deferred endpoint of its endpoint, so
+//! that it writes a completion only with `FI_COMPLETION`, and is counted by the counter of the
+//! request. An operation that cannot be posted then ends with an error entry.
 //!
-//! Counters are looked at after every turn of the loop, and after every call that changes one.
+//! Counters are checked after every turn of the loop, and after every call that changes one.
 
 use barewire_dataplane::node::{AtomicReq, CntrId, EpId, ReadReq, RecvReq, SendReq, WriteReq};
 
 use crate::cntr::Cntr;
-pub use crate::deferred::{Condition, ConditionOf};
-use crate::deferred::{Op, Waiting};
+pub use crate::deferred::{Condition, ConditionReader};
+use crate::deferred::{DeferredOp, Op};
 use crate::domain::Domain;
 use crate::ep::EpCommon;
 use crate::errno::{Error, Result};
@@ -22,8 +22,8 @@ use crate::inner::{Core, DomainRef};
 use crate::raw::{RawAtomic, RawEndpoint, RawRecv, RawRma, RawSend};
 
 impl Cntr {
-    /// That the counter has reached `threshold`. Work that waits for it keeps the counter from
-    /// being closed.
+    /// The condition that the counter has reached `threshold`. The counter cannot be closed while
+    /// work waits for it.
     pub fn reaching(&self, threshold: u64) -> Condition {
         Condition { dom: self.0.dom.name(), cntr: self.0.id, threshold }
     }
@@ -31,17 +31,17 @@ impl Cntr {
 
 /// Deferred work (`struct fi_deferred_work`).
 pub struct RawWork<'a> {
-    /// Names the request when it is cancelled.
+    /// Identifies the request when it is cancelled.
     pub name: u64,
-    /// When it is done: successes and failures of the counter together count.
+    /// When the work is posted. Successes and failures of the counter are added up.
     pub when: Condition,
-    /// Counts its end. None for an operation on a counter.
+    /// Counts its completion. `None` for an operation on a counter.
     pub completion: Option<&'a Cntr>,
-    /// What is done.
+    /// The operation.
     pub op: RawOp<'a>,
 }
 
-/// What deferred work does. Flags are in place of the endpoint's.
+/// The operation of deferred work. Flags replace the endpoint's default flags.
 pub enum RawOp<'a> {
     /// `FI_OP_SEND` and `FI_OP_TSEND`.
     Send(&'a RawEndpoint, RawSend<'a>, OpFlags),
@@ -59,27 +59,27 @@ pub enum RawOp<'a> {
     Add(&'a Cntr, u64),
 }
 
-/// What became of an attempt to do something that waits.
-enum Tried {
+/// Result of an attempt to post a waiting operation.
+enum Attempt {
     Done,
-    /// There is no room now.
-    Again,
+    /// A queue or table has no room now.
+    NoRoom,
 }
 
 impl Core {
-    /// Does everything whose time has come.
+    /// Posts all operations whose condition is met.
     #[cold]
     pub(crate) fn release(&mut self) {
-        // What is done may change counters.
-        while self.release_one() {}
+        // A posted operation may change counters.
+        while self.post_next_ready() {}
     }
 
-    /// Does the first that can be done and says whether there was one. What finds no room keeps
-    /// back those that wait for the same counter.
-    fn release_one(&mut self) -> bool {
+    /// Posts the first operation whose condition is met and returns whether there was one. An
+    /// operation without room holds back later ones of the same counter.
+    fn post_next_ready(&mut self) -> bool {
         let mut full: Vec<CntrId> = Vec::new();
-        for at in 0..self.works.list.len() {
-            let Waiting { when, name, .. } = self.works.list[at];
+        for at in 0..self.deferred.list.len() {
+            let DeferredOp { when, name, .. } = self.deferred.list[at];
             let node = self.engine.node();
             let ended = node.cntrs.read(when.cntr).unwrap_or(0);
             let failed =
@@ -87,12 +87,12 @@ impl Core {
             if ended.saturating_add(failed) < when.threshold || full.contains(&when.cntr) {
                 continue;
             }
-            match self.try_one(at) {
-                Tried::Done => {
-                    self.works.list.remove(at);
+            match self.try_post(at) {
+                Attempt::Done => {
+                    self.deferred.list.remove(at);
                     return true;
                 }
-                Tried::Again => full.push(when.cntr),
+                Attempt::NoRoom => full.push(when.cntr),
             }
         }
         false
@@ -104,16 +104,16 @@ impl Core {
     /// # Errors
     /// [`Error::NoData`]: there is none. [`Error::Again`]: its queue is full, and it waits on.
     pub(crate) fn cancel_triggered(&mut self, ep: EpId, context: u64) -> Result<()> {
-        let at = self.works.triggered(ep, context).ok_or(Error::NoData)?;
-        let recv = matches!(self.works.list[at].op, Op::Recv(_));
+        let at = self.deferred.triggered(ep, context).ok_or(Error::NoData)?;
+        let recv = matches!(self.deferred.list[at].op, Op::Recv(_));
         self.node().objects().fail_unposted(ep, context, recv, Error::Canceled)?;
-        self.works.list.remove(at);
+        self.deferred.list.remove(at);
         Ok(())
     }
 
-    fn try_one(&mut self, at: usize) -> Tried {
-        let Self { engine, works, .. } = self;
-        let Waiting { ep, op, .. } = &works.list[at];
+    fn try_post(&mut self, at: usize) -> Attempt {
+        let Self { engine, deferred, .. } = self;
+        let DeferredOp { ep, op, .. } = &deferred.list[at];
         let node = engine.node_mut();
         let Some((ep, _)) = *ep else {
             // A counter that something waits for is not closed.
@@ -122,10 +122,10 @@ impl Core {
                 Op::Add(cntr, value) => node.cntrs.add(cntr, value),
                 _ => Ok(()),
             };
-            return Tried::Done;
+            return Attempt::Done;
         };
         let (posted, context, recv) = match op {
-            Op::Send(req) => (engine.post_send(ep, again(req)), req.context, false),
+            Op::Send(req) => (engine.post_send(ep, reborrow(req)), req.context, false),
             Op::Recv(req) => {
                 let again = RecvReq { buf: req.buf.again(), ..*req };
                 (engine.post_recv(ep, again), req.context, true)
@@ -143,30 +143,30 @@ impl Core {
                 let again = AtomicReq { operand, compare, result: req.result.again(), ..**req };
                 (engine.post_atomic(ep, again), req.context, false)
             }
-            Op::Set(..) | Op::Add(..) => return Tried::Done,
+            Op::Set(..) | Op::Add(..) => return Attempt::Done,
         };
         match posted {
-            Ok(()) => Tried::Done,
-            Err(Error::Again) => Tried::Again,
+            Ok(()) => Attempt::Done,
+            Err(Error::Again) => Attempt::NoRoom,
             Err(why) => match engine.node_mut().objects().fail_unposted(ep, context, recv, why) {
-                Err(Error::Again) => Tried::Again,
+                Err(Error::Again) => Attempt::NoRoom,
                 // Told, or the endpoint is closed and there is nobody to tell.
-                _ => Tried::Done,
+                _ => Attempt::Done,
             },
         }
     }
 }
 
-fn again(req: &SendReq) -> SendReq {
+fn reborrow(req: &SendReq) -> SendReq {
     SendReq { buf: req.buf.again(), ..*req }
 }
 
 impl EpCommon {
     /// Says how conditions are read out of the contexts of this endpoint's operations. Without,
     /// `FI_TRIGGER` is refused.
-    pub fn set_condition_of(&self, read: ConditionOf) {
+    pub fn set_condition_reader(&self, read: ConditionReader) {
         // Once for each endpoint: the same again changes nothing.
-        let _ = self.condition_of.set(read);
+        let _ = self.condition_reader.set(read);
     }
 
     /// Keeps an operation with `FI_TRIGGER`, whose flag has been taken away, until the condition
@@ -178,14 +178,14 @@ impl EpCommon {
     /// - [`Error::Invalid`], [`Error::NoSys`]: the context says no condition of this domain.
     /// - [`Error::MsgTooLong`]: it is injected, and too long for that. [`Error::NoMem`].
     pub(crate) fn trigger(&self, context: u64, mut op: Op) -> Result<()> {
-        let read = self.condition_of.get().filter(|_| self.caps().contains(Caps::TRIGGER));
+        let read = self.condition_reader.get().filter(|_| self.caps().contains(Caps::TRIGGER));
         let read = read.ok_or(Error::BadFlags)?;
-        // SAFETY: `set_condition_of` was given what reads contexts of this endpoint's operations,
-        // and this is one of an operation with `FI_TRIGGER`.
+        // SAFETY: `set_condition_reader` was given what reads contexts of this endpoint's
+        // operations, and this is one of an operation with `FI_TRIGGER`.
         let when = unsafe { read(context)? };
         let _injected = op.take_injected()?;
         let ep = Some((self.id, self.id));
-        let waiting = Waiting { when, name: None, ep, completion: None, op, _injected };
+        let waiting = DeferredOp { when, name: None, ep, completion: None, op, _injected };
         let mut core = self.dom.enter()?;
         core.node().eps.check_enabled(self.id)?;
         submit(&self.dom, &mut core, waiting)
@@ -207,15 +207,15 @@ impl EpCommon {
         let deferred = core.node().objects().deferred_ep(self.id, completion)?;
         let (when, name, ep) = (work.when, Some(work.name), Some((deferred, self.id)));
         // Its memory is read when its time has come, whatever its flags: fi_trigger(3).
-        submit(&self.dom, &mut core, Waiting { when, name, ep, completion, op, _injected: None })
+        submit(&self.dom, &mut core, DeferredOp { when, name, ep, completion, op, _injected: None })
     }
 }
 
-fn submit(dom: &DomainRef, core: &mut Core, waiting: Waiting) -> Result<()> {
+fn submit(dom: &DomainRef, core: &mut Core, waiting: DeferredOp) -> Result<()> {
     if waiting.when.dom != dom.name() {
         return Err(Error::Invalid("the counter is of another domain"));
     }
-    core.works.add(waiting);
+    core.deferred.add(waiting);
     core.release();
     core.posted(dom);
     Ok(())
@@ -262,7 +262,7 @@ impl Domain {
                     let op = if set { Op::Set } else { Op::Add };
                     let (when, op) = (work.when, op(cntr.0.id, value));
                     let (name, ep, completion) = (Some(work.name), None, None);
-                    let waiting = Waiting { when, name, ep, completion, op, _injected: None };
+                    let waiting = DeferredOp { when, name, ep, completion, op, _injected: None };
                     return submit(&self.dom, &mut *self.dom.enter_control()?, waiting);
                 }
             }
@@ -279,7 +279,7 @@ impl Domain {
     /// [`Error::NoData`]: there is none.
     pub fn raw_cancel_work(&self, name: u64) -> Result<()> {
         let mut core = self.dom.enter_control()?;
-        let list = &mut core.works.list;
+        let list = &mut core.deferred.list;
         let at = list.iter().position(|w| w.name == Some(name)).ok_or(Error::NoData)?;
         list.remove(at);
         Ok(())
@@ -291,8 +291,8 @@ impl Domain {
     /// [`Error::OpBadState`] as for every call.
     pub fn raw_flush_work(&self, cntr: Option<&Cntr>) -> Result<()> {
         let only = cntr.map(|cntr| cntr.0.id);
-        let flushed = |w: &Waiting| w.name.is_some() && only.is_none_or(|c| w.when.cntr == c);
-        self.dom.enter_control()?.works.list.retain(|w| !flushed(w));
+        let flushed = |w: &DeferredOp| w.name.is_some() && only.is_none_or(|c| w.when.cntr == c);
+        self.dom.enter_control()?.deferred.list.retain(|w| !flushed(w));
         Ok(())
     }
 }

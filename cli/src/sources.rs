@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use barewire::stats::{self, Publishing, record};
+use barewire::stats::{self, PublisherInfo, record};
 use barewire_driver::backend::pcap::Direction;
 use barewire_driver::backend::shm::{Monitor, ShmSettings};
 use barewire_driver::error::OpenError;
@@ -43,13 +43,13 @@ pub(crate) struct Sources {
 struct Source {
     monitor: Monitor,
     /// Of a process: its file, and who it is.
-    of: Option<(PathBuf, Publishing)>,
+    of: Option<(PathBuf, PublisherInfo)>,
     has_gone: bool,
 }
 
 impl Source {
     /// Whether it is a switch that sees what `who` sends and receives.
-    fn covers(&self, who: &Publishing) -> bool {
+    fn covers(&self, who: &PublisherInfo) -> bool {
         !self.has_gone && self.of.as_ref().is_some_and(|(_, switch)| covers(switch, who))
     }
 
@@ -60,7 +60,7 @@ impl Source {
 
 /// A process that has the device open.
 struct Known {
-    who: Publishing,
+    who: PublisherInfo,
     /// When it could not be joined.
     failed: Option<Instant>,
 }
@@ -170,7 +170,7 @@ impl Sources {
             self.asked = Instant::now();
             for (file, who) in self.all.iter().filter_map(|s| s.of.as_ref()) {
                 // Who cannot be asked has gone, which the next look sees.
-                let _ = record::ask(file, who.owner);
+                let _ = record::request(file, who.owner);
             }
         }
         Ok(pids)
@@ -181,7 +181,7 @@ impl Sources {
         let files = record::files().map_err(|why| Fail::new(format!("{}: {why}", stats::DIR)))?;
         self.known.retain(|file, _| files.contains(file));
         for (file, known) in &mut self.known {
-            if known.is_some() && !record::lives(file) {
+            if known.is_some() && !record::is_alive(file) {
                 *known = None;
             }
         }
@@ -189,7 +189,7 @@ impl Sources {
             if self.known.contains_key(&file) {
                 continue;
             }
-            let known = match stats::look(&file) {
+            let known = match stats::publisher_of(&file) {
                 Ok(who) => {
                     let is_one = who.alive && open::is_on(&who.port_name, &self.name);
                     (is_one && is_here(&who)).then_some(Known { who, failed: None })
@@ -254,7 +254,7 @@ impl Sources {
 
 /// Whether `switch` is one that sees what `who` sends and receives. That of another user, root
 /// apart, may say what it likes.
-fn covers(switch: &Publishing, who: &Publishing) -> bool {
+fn covers(switch: &PublisherInfo, who: &PublisherInfo) -> bool {
     switch.is_switch && !who.is_switch && (switch.owner == 0 || switch.owner == who.owner)
 }
 
@@ -264,7 +264,7 @@ fn processes(pids: &[String]) -> String {
 
 /// Whether a process is in this network namespace, as far as can be seen: devices of the kernel
 /// have a name in each.
-fn is_here(who: &Publishing) -> bool {
+fn is_here(who: &PublisherInfo) -> bool {
     let kind = open::kind_and_device(&who.port_name).map_or("", |(kind, _)| kind);
     ["vfio", "dpdk"].contains(&kind) || who.is_here()
 }
@@ -288,7 +288,7 @@ mod tests {
     /// Goal: nobody hides another user's process from root by saying that he is its switch.
     #[test]
     fn a_switch_stands_for_its_own_user() {
-        let who = |owner, is_switch| Publishing {
+        let who = |owner, is_switch| PublisherInfo {
             netns: 0,
             pid: 1,
             owner,

@@ -274,7 +274,7 @@ unsafe extern "C" fn insertsvc(
             let [node, service] = names(node, service)?;
             let (to, mut status) = (places(fi_addr, 1), statuses(flags, context, 1)?);
             let inserted = if flags & FI_AV_USER_ID != 0 {
-                it.av.insertsym_told((node, 1), (service, 1), to, true, status.as_deref_mut())
+                it.av.insertsym_errors((node, 1), (service, 1), to, true, status.as_deref_mut())
             } else {
                 let found = it.av.insertsvc(node, service);
                 to.fill(found.unwrap_or(FI_ADDR_NOTAVAIL));
@@ -312,7 +312,7 @@ unsafe extern "C" fn insertsym(
                 (statuses(flags, context, count)?, flags & FI_AV_USER_ID != 0);
             let (node, service) = ((node, node_count), (service, service_count));
             let told = status.as_deref_mut();
-            let inserted = it.av.insertsym_told(node, service, to, named, told);
+            let inserted = it.av.insertsym_errors(node, service, to, named, told);
             tell_all(status, &inserted);
             c_int::try_from(inserted?).map_err(|_| Error::Overflow)
         }

@@ -98,7 +98,7 @@ pub(crate) unsafe extern "C" fn open(
         let ep = domain.form.open(&mut ours, domain.names(), |ours| {
             domain.domain.raw_endpoint(ours).map_err(taken_label)
         })?;
-        ep.set_condition_of(work::condition_of);
+        ep.set_condition_reader(work::condition_of);
         let abi = tables(FI_CLASS_EP, if connected { &CM_MSG } else { &CM }, context);
         let form = domain.form;
         let inner = Endpoint::new(ep, form, request);

@@ -135,7 +135,7 @@ unsafe fn hand_out(
     out: *mut *mut FidEp,
     context: *mut c_void,
 ) {
-    made.set_condition_of(work::condition_of);
+    made.set_condition_reader(work::condition_of);
     let (form, request) = (it.form, std::ptr::null_mut());
     let inner = Endpoint::new(made, form, request);
     // SAFETY: the caller's promise.

@@ -1,4 +1,4 @@
-//! What makes an endpoint a connected one.
+//! State of a connected endpoint (`FI_EP_MSG`).
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
@@ -8,9 +8,9 @@ use crate::errno::Result;
 use crate::info::{ConnRequest, EpType, Info};
 use crate::inner::{Core, DomainRef};
 
-/// What a connected endpoint has besides.
+/// State of a connected endpoint, besides that of every endpoint.
 pub(crate) struct Connected {
-    /// For the peer alone.
+    /// Address vector of the peer alone.
     pub(super) av: Av,
     pub(super) request: Option<ConnRequest>,
     pub(super) fid: AtomicU64,
@@ -19,7 +19,7 @@ pub(crate) struct Connected {
 }
 
 impl Connected {
-    /// That of an endpoint which is opened with `info`, if its type is `FI_EP_MSG`.
+    /// The state of an endpoint that is opened with `info`, if its type is `FI_EP_MSG`.
     pub(crate) fn of(dom: &DomainRef, info: &Info) -> Result<Option<Self>> {
         if info.ep_attr.ep_type != EpType::Msg {
             return Ok(None);
@@ -33,7 +33,7 @@ impl Connected {
         &self.av
     }
 
-    /// Ends the connection, if there is one.
+    /// Ends the connection, if the endpoint has one.
     pub(crate) fn close(&self, core: &mut Core) {
         let number = self.number.load(Ordering::Relaxed);
         if let Some((cm, mut io)) = core.cm() {
@@ -42,8 +42,7 @@ impl Connected {
     }
 }
 
-/// Turns the loop until connection sides have said what they have to, at most as long as a silent
-/// peer is taken for alive.
+/// Turns the loop until the final messages of the connection side have left, at most for T_dead.
 pub(crate) fn linger(dom: &DomainRef) {
     let end = Instant::now() + dom.settings.t_dead;
     while Instant::now() < end {

@@ -1,4 +1,4 @@
-//! The connection side of a domain: what it says and hears, and the state of its connections. See
+//! The connection side of a domain: its messages, and the state of its connections. See
 //! [`cm`](super).
 
 use std::collections::hash_map::Entry;
@@ -18,32 +18,33 @@ use crate::buf::{Buf, OpKind, OpTable};
 use crate::eq::EqInner;
 use crate::errno::{Error, Result};
 use crate::flags::{BindFlags, Caps, OpFlags};
-use crate::info::{ConnRequest, Refuses};
+use crate::info::{ConnRequest, Rejecter};
 
 /// Event number of a connection request (`enum fi_eq_event`).
 pub const FI_CONNREQ: u32 = 1;
-/// Event number of a connection that stands.
+/// Event number of an established connection.
 pub const FI_CONNECTED: u32 = 2;
-/// Event number of a connection that has ended.
+/// Event number of an ended connection.
 pub const FI_SHUTDOWN: u32 = 3;
 
-/// Bytes that travel with a request, an acceptance or a refusal at most (`FI_OPT_CM_DATA_SIZE`).
+/// Most bytes of data in a request, an acceptance or a rejection (`FI_OPT_CM_DATA_SIZE`).
 pub const CM_DATA_SIZE: usize = 192;
 
-/// Head of a message: kind, version, bytes of data (2), the receiver's and the sender's number of
-/// the connection (4 each), whether the sender's silence is its death (4, 0 or 1), the sender's
-/// connection side and its endpoint (16 each).
+/// Header of a message: kind, version, bytes of data (2), the receiver's and the sender's number of
+/// the connection (4 each), whether the sender answers whatever its program does (4, 0 or 1), the
+/// sender's connection side and its endpoint (16 each).
 const HEAD: usize = 48;
 const VERSION: u8 = 1;
 
 /// Receives that a connection side keeps posted.
 const RECEIVES: usize = 32;
-/// Messages of it in flight. More wait in [`Cm::waiting`].
+/// Most messages in flight. More wait in [`Cm::waiting`].
 const SENDS: usize = 512;
-/// Those to one station, which may take none: others do not wait for it. More are held.
+/// Most messages in flight to one station, so that a station that takes none does not block others.
+/// More wait in [`Cm::held`].
 const SENDS_TO_ONE: usize = 32;
-/// Answers to strangers that wait at most: those that are held for one station, and all others.
-const ANSWERS: usize = 1024;
+/// Most waiting replies to peers without a connection: those held for one station, and all others.
+const REPLIES_MAX: usize = 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -56,8 +57,8 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// Whether it is a last word: nothing changes for its sender if nobody hears it.
-    fn is_last(self) -> bool {
+    /// Whether it ends a connection: its sender needs no delivery.
+    fn is_final(self) -> bool {
         matches!(self, Self::Reject | Self::Shutdown)
     }
 }
@@ -66,11 +67,11 @@ impl Kind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Message {
     kind: Kind,
-    /// The connection at the receiver, or the receiver's [`Cm::life`]; 0 in a request.
+    /// Number of the connection at the receiver, or the receiver's [`Cm::life`]; 0 in a request.
     to: u32,
-    /// The connection at the sender, or the sender's [`Cm::life`]; 0 in a refusal.
+    /// Number of the connection at the sender, or the sender's [`Cm::life`]; 0 in a rejection.
     from: u32,
-    /// The sender's silence is its death.
+    /// The sender answers whatever its program does, so its silence means that it is dead.
     answers: bool,
     side: EpAddr,
     ep: EpAddr,
@@ -89,7 +90,7 @@ impl Message {
         bytes
     }
 
-    /// `None` for what no connection side of ours sends.
+    /// `None` for a malformed message.
     fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (head, data) = bytes.split_first_chunk::<HEAD>()?;
         let kind = match head[0] {
@@ -113,9 +114,10 @@ impl Message {
         Some(Self { kind, to, from, answers, side: addr(16)?, ep: addr(32)?, data: data.to_vec() })
     }
 
-    /// Whether it says the truth about where it came from, which is endpoint `from`.
+    /// Whether its connection side is its sender, endpoint `from`, and its endpoint is of the same
+    /// node.
     fn is_from(&self, from: EpAddr) -> bool {
-        // 0 where the address was inserted without one.
+        // The incarnation is 0 if the address was inserted without one.
         let of_its_node = |claimed: EpAddr| {
             claimed.station == from.station
                 && (from.incarnation == 0 || claimed.incarnation == from.incarnation)
@@ -128,15 +130,15 @@ impl Message {
 pub(super) enum State {
     Connecting,
     Connected,
-    /// Ended, and its event queue has been told.
+    /// Ended. The event queue has the event.
     Ended,
 }
 
 pub(super) struct Conn {
     pub(super) state: State,
-    /// The event queue has been told that it stands.
-    pub(super) told: bool,
-    /// The other side's silence is its death: something answers there whatever its program does.
+    /// The event queue has `FI_CONNECTED`.
+    pub(super) reported: bool,
+    /// The peer answers whatever its program does, so its silence means that it is dead.
     pub(super) answers: bool,
     /// Its endpoint.
     pub(super) id: EpId,
@@ -145,39 +147,39 @@ pub(super) struct Conn {
     /// The endpoint's own address.
     pub(super) ep: EpAddr,
     pub(super) eq: Weak<EqInner>,
-    /// How events name the endpoint.
+    /// Fid of the endpoint in events.
     pub(super) fid: u64,
-    /// The other connection side, in the hidden vector and as an address: the listener's until
-    /// somebody has accepted.
+    /// The peer's connection side, in the hidden vector and as an address: the listener's until the
+    /// request is accepted.
     pub(super) side: FiAddr,
     pub(super) side_addr: EpAddr,
-    /// The connection's number there, once that is known; before, the [`Cm::life`] of the listener
-    /// that has heard the request.
-    pub(super) there: u32,
-    /// Whom data goes to; the listener until somebody has accepted.
+    /// Number of the connection at the peer; before the acceptance, the [`Cm::life`] of the
+    /// listener that answered HEARD.
+    pub(super) peer_number: u32,
+    /// Address of the peer's endpoint; the listener's until the request is accepted.
     pub(super) peer: EpAddr,
 }
 
 impl Conn {
-    /// Tells the event queue, if it still exists.
-    fn tell(&self, event: u32, data: &[u8]) {
+    /// Writes an event, if the event queue still exists.
+    fn push_event(&self, event: u32, data: &[u8]) {
         if let Some(eq) = self.eq.upgrade() {
             eq.push_cm(event, self.fid, data, None);
         }
     }
 
-    /// Tells that it stands, once.
-    fn stands(&mut self, data: &[u8]) {
-        if !std::mem::replace(&mut self.told, true) {
-            self.tell(FI_CONNECTED, data);
+    /// Writes `FI_CONNECTED`, once.
+    fn report_connected(&mut self, data: &[u8]) {
+        if !std::mem::replace(&mut self.reported, true) {
+            self.push_event(FI_CONNECTED, data);
         }
     }
 
-    /// Its receives are told of the end before the event queue is.
+    /// Ends the connection. Its receives complete before the event is written.
     pub(super) fn end(&mut self, io: &mut Transport<'_>) {
         io.node().objects().ep_disconnect(self.id);
         if self.state == State::Connected {
-            self.tell(FI_SHUTDOWN, &[]);
+            self.push_event(FI_SHUTDOWN, &[]);
         }
         self.state = State::Ended;
     }
@@ -191,19 +193,19 @@ impl Conn {
     }
 }
 
-/// A message that is on its way or waits for room.
-struct Sent {
+/// A message that is in flight or waits for room.
+struct OutMessage {
     side: FiAddr,
-    /// Where that is.
+    /// Station of `side`.
     station: Station,
     bytes: Vec<u8>,
     kind: Kind,
     /// Number of the connection that it belongs to.
     conn: u32,
-    /// Nobody else uses the entry of the hidden vector.
+    /// The entry of the hidden vector is removed after this message.
     last: bool,
-    /// It was lost with a session to a life of the peer that was over, and is sent again.
-    again: bool,
+    /// It was lost with a session to an old incarnation of the peer, and is sent again.
+    resent: bool,
 }
 
 /// The connection side of a domain.
@@ -214,44 +216,43 @@ pub(crate) struct Cm {
     /// Number of its owner in the table of operations.
     object: u32,
     pub(super) addr: EpAddr,
-    /// Our silence is our death, as far as is known.
+    /// This domain answers whatever its program does.
     pub(super) answers: bool,
-    /// Names this connection side and no other, not even a later one at the same address.
+    /// Random number of this connection side, which a later one at the same address does not have.
     life: u32,
     pub(super) conns: HashMap<u32, Conn>,
-    /// Makes the numbers of connections, and how many it has made.
+    /// Generator of connection numbers, and how many it has made.
     secret: RandomState,
     numbers: u64,
     pub(super) listener: Option<Listener>,
-    /// Messages that have not been delivered, by names of ours.
-    on_their_way: HashMap<u64, Sent>,
-    names: u64,
-    /// How many of them are to each station.
+    /// Messages in flight, by the context of their send.
+    in_flight: HashMap<u64, OutMessage>,
+    next_key: u64,
+    /// Number of messages in flight to each station.
     to_station: HashMap<Station, usize>,
-    waiting: VecDeque<Sent>,
-    /// Messages to stations that have as many on their way as may be.
-    held: HashMap<Station, VecDeque<Sent>>,
-    /// Sides that were inserted for a connection that is over.
-    gone: Vec<FiAddr>,
-    /// Nanoseconds between two ALIVE of a connection, and when they are due.
+    waiting: VecDeque<OutMessage>,
+    /// Messages to stations with [`SENDS_TO_ONE`] messages in flight.
+    held: HashMap<Station, VecDeque<OutMessage>>,
+    /// Entries of the hidden vector whose connection is over.
+    unused_sides: Vec<FiAddr>,
+    /// Nanoseconds between two ALIVE of a connection, and when the next is due.
     alive_ns: u64,
     alive_at: Tick,
 }
 
-/// Who hears of requests.
+/// The listener that gets connection requests.
 pub(super) struct Listener {
     pub(super) eq: Weak<EqInner>,
-    /// Its name in events.
+    /// Its fid in events.
     pub(super) fid: u64,
     /// Rejects a request for a program that has it and not the listener.
-    pub(super) refuses: Weak<dyn Refuses>,
+    pub(super) rejecter: Weak<dyn Rejecter>,
 }
 
-/// The name of every posted receive.
+/// Context of every posted receive.
 const RECEIVE: u64 = u64::MAX;
 
-/// What a connection side sends and receives through: the engine of its domain, and the table of
-/// the buffers that are lent to it.
+/// The engine of a connection side's domain, and its table of lent buffers.
 pub(crate) struct Transport<'a> {
     pub(crate) engine: &'a mut Engine,
     pub(crate) ops: &'a mut OpTable,
@@ -264,8 +265,8 @@ impl Transport<'_> {
 }
 
 impl Cm {
-    /// Opens the connection side of a domain, at the number of an endpoint that is asked for.
-    /// `object` is its own in the table of operations; a silent peer is dead after `t_dead`.
+    /// Opens the connection side of a domain, with endpoint number `number` if given. `object` is
+    /// its number in the table of operations; a silent peer is dead after `t_dead`.
     pub(super) fn open(
         io: &mut Transport<'_>,
         object: u32,
@@ -284,7 +285,7 @@ impl Cm {
         })?;
         node.objects().ep_bind_cq(ep, cq, BindFlags::TRANSMIT | BindFlags::RECV)?;
         node.objects().ep_bind_av(ep, av)?;
-        // It hears those who ask for a connection, whom nobody has inserted.
+        // Peers that request a connection are in no address vector.
         node.eps.admit_all(ep)?;
         node.ep_enable(ep)?;
         let addr = node.addr_of(ep)?;
@@ -300,12 +301,12 @@ impl Cm {
             secret: RandomState::new(),
             numbers: 0,
             listener: None,
-            on_their_way: HashMap::new(),
-            names: 0,
+            in_flight: HashMap::new(),
+            next_key: 0,
             to_station: HashMap::new(),
             waiting: VecDeque::new(),
             held: HashMap::new(),
-            gone: Vec::new(),
+            unused_sides: Vec::new(),
             alive_ns: u64::try_from(t_dead.as_nanos() / 2).unwrap_or(u64::MAX),
             alive_at: Tick(u64::MAX),
         };
@@ -316,59 +317,60 @@ impl Cm {
         Ok(cm)
     }
 
-    /// Whether [`look`](Self::look) would find anything.
+    /// Whether [`poll`](Self::poll) has something to do.
     #[inline]
     pub(crate) fn is_due(&self, node: &Node, now: Tick) -> bool {
         node.cqs.ready(self.cq) != Ok(0) || !self.waiting.is_empty() || now >= self.alive_at
     }
 
-    /// When it wants to be looked at if nothing happens.
+    /// When [`poll`](Self::poll) has to run at the latest.
     pub(crate) fn next_deadline(&self) -> Tick {
         self.alive_at
     }
 
-    /// Takes what has arrived and what has been sent.
+    /// Handles received messages and completed sends.
     #[cold]
-    pub(crate) fn look(&mut self, io: &mut Transport<'_>) {
-        while self.look_at_one(io) {}
-        // Not before: a message that lies in the queue may be from the same side.
-        for side in self.gone.drain(..) {
-            // It was inserted for one connection, so it is there.
+    pub(crate) fn poll(&mut self, io: &mut Transport<'_>) {
+        while self.poll_one(io) {}
+        // Not earlier: a message in the queue may be from the same side.
+        for side in self.unused_sides.drain(..) {
+            // Each entry was inserted for one connection and is removed once.
             let _ = io.node().objects().av_remove(self.av, side);
         }
         self.send_waiting(io);
         let now = io.engine.last_now();
         if now >= self.alive_at {
-            self.say_alive(io, now);
+            self.send_alive(io, now);
         }
     }
 
-    /// Gives every connection, and every request that was heard, something to find a dead peer by.
-    fn say_alive(&mut self, io: &mut Transport<'_>, now: Tick) {
+    /// Sends ALIVE for every connection and every request that was answered by HEARD, so that a
+    /// dead peer is found.
+    fn send_alive(&mut self, io: &mut Transport<'_>, now: Tick) {
         let asked: HashSet<u32> =
             self.pending().filter(|sent| sent.kind == Kind::Alive).map(|sent| sent.conn).collect();
         let lasts = |conn: &Conn| conn.state != State::Ended && conn.answers;
         let lasting = self.conns.iter().filter(|(_, conn)| lasts(conn));
         let lasting: Vec<_> =
-            lasting.map(|(number, conn)| (*number, conn.side, conn.there)).collect();
+            lasting.map(|(number, conn)| (*number, conn.side, conn.peer_number)).collect();
         self.alive_at = Tick(u64::MAX);
         if !lasting.is_empty() {
             self.alive_at = now + self.alive_ns;
         }
-        for (number, side, there) in lasting {
+        for (number, side, peer_number) in lasting {
             if !asked.contains(&number) {
-                self.send(io, side, &self.message(Kind::Alive, there, number, &[]), false);
+                self.send(io, side, &self.message(Kind::Alive, peer_number, number, &[]), false);
             }
         }
     }
 
-    /// There is a connection, or a request that was heard, from now on.
-    pub(super) fn watch(&mut self, now: Tick) {
+    /// Schedules ALIVE for a new connection, or a request that was answered by HEARD.
+    pub(super) fn schedule_alive(&mut self, now: Tick) {
         self.alive_at = self.alive_at.min(now + self.alive_ns);
     }
 
-    /// False if nothing is left.
-    fn look_at_one(&mut self, io: &mut Transport<'_>) -> bool {
+    /// Handles one completion. False if the queue is empty.
+    fn poll_one(&mut self, io: &mut Transport<'_>) -> bool {
         let mut one = [Cqe::default()];
         let read = io.node().cq_read(self.cq, &mut one);
         let (failed, stranger) = match read {
@@ -384,24 +386,24 @@ impl Cm {
         };
         let ended = io.ops.complete(&one[0], failed);
         if ended.context != RECEIVE {
-            self.was_sent(io, ended.context, failed);
+            self.on_send_done(io, ended.context, failed);
             return true;
         }
         if let Err(e) = self.receive(io) {
-            tracing::error!("a receive of connection requests was not posted again: {e}");
+            tracing::error!("a receive of connection requests was not posted resent: {e}");
         }
         let bytes = ended.bufs.into_one().unwrap_or_default();
         let len = bytes.len().min(one[0].len as usize);
         let from = match failed {
             None => io.node().av_lookup(self.av, one[0].src).ok(),
-            // Of somebody who is not in the vector, but whole.
+            // A whole message of a sender that is not in the vector.
             Some(Error::AddrNotAvail) => stranger,
-            // Too long for one of ours.
+            // Longer than any message of this protocol.
             Some(_) => None,
         };
         let message = Message::from_bytes(&bytes[..len]);
         match message.zip(from) {
-            Some((message, from)) if message.is_from(from) => self.take(io, message),
+            Some((message, from)) if message.is_from(from) => self.on_message(io, message),
             _ => tracing::debug!("not a message of a connection side: {len} bytes of {from:?}"),
         }
         true
@@ -418,7 +420,8 @@ impl Cm {
         posted.map_err(|error| io.ops.refuse(key, error).error)
     }
 
-    /// Sends `message` as soon as there is room. With `last` the hidden vector then forgets `side`.
+    /// Sends `message` as soon as there is room. With `last` the hidden vector drops `side`
+    /// afterwards.
     pub(super) fn send(
         &mut self,
         io: &mut Transport<'_>,
@@ -427,9 +430,17 @@ impl Cm {
         last: bool,
     ) {
         let (bytes, kind, conn) = (message.to_bytes(), message.kind, message.from);
-        // Of a side that the vector has lost, nothing can be sent to it.
+        // If the vector has lost the side, the send fails.
         let station = io.node().av_lookup(self.av, side).map(|at| at.station).unwrap_or_default();
-        self.waiting.push_back(Sent { side, station, bytes, kind, conn, last, again: false });
+        self.waiting.push_back(OutMessage {
+            side,
+            station,
+            bytes,
+            kind,
+            conn,
+            last,
+            resent: false,
+        });
         self.send_waiting(io);
     }
 
@@ -442,20 +453,20 @@ impl Cm {
             match self.post(io, &sent) {
                 Ok(()) => {
                     *self.to_station.entry(sent.station).or_default() += 1;
-                    self.on_their_way.insert(self.names, sent);
-                    self.names += 1;
+                    self.in_flight.insert(self.next_key, sent);
+                    self.next_key += 1;
                 }
                 Err(Error::Again) => return self.waiting.push_front(sent),
                 Err(_) => {
                     self.release(sent.station);
-                    self.failed(io, &sent);
+                    self.on_send_failed(io, &sent);
                 }
             }
         }
     }
 
-    /// A message to a station is not on its way any more.
-    fn makes_room(&mut self, station: Station) {
+    /// Notes that a message to a station is no longer in flight.
+    fn message_done(&mut self, station: Station) {
         if let Entry::Occupied(mut count) = self.to_station.entry(station) {
             *count.get_mut() -= 1;
             if *count.get() == 0 {
@@ -465,7 +476,7 @@ impl Cm {
         self.release(station);
     }
 
-    /// The next message to a station may leave.
+    /// Releases the next held message to a station.
     fn release(&mut self, station: Station) {
         if let Entry::Occupied(mut held) = self.held.entry(station) {
             self.waiting.extend(held.get_mut().pop_front());
@@ -475,18 +486,18 @@ impl Cm {
         }
     }
 
-    /// Whether as many messages are on their way to a station as may be.
+    /// Whether a station has [`SENDS_TO_ONE`] messages in flight.
     fn is_full(&self, station: Station) -> bool {
         self.to_station.get(&station).is_some_and(|count| *count >= SENDS_TO_ONE)
     }
 
-    fn post(&self, io: &mut Transport<'_>, sent: &Sent) -> Result<()> {
+    fn post(&self, io: &mut Transport<'_>, sent: &OutMessage) -> Result<()> {
         let bufs = Buf::from(&sent.bytes[..]).into();
-        let lent = io.ops.lend(self.object, OpKind::Once, self.names, bufs);
+        let lent = io.ops.lend(self.object, OpKind::Once, self.next_key, bufs);
         let (key, buf) = lent.map_err(|refused| refused.error)?;
         let mut flags = OpFlags::COMPLETION;
-        // The way of a last word must not keep a program from closing.
-        flags.set(OpFlags::DELIVERY_COMPLETE, !sent.kind.is_last());
+        // The delivery of a final message must not keep a program from closing.
+        flags.set(OpFlags::DELIVERY_COMPLETE, !sent.kind.is_final());
         let (kind, dest, no_completion) = (MsgKind::Msg, sent.side, false);
         let context = key.0;
         let req = SendReq { kind, buf, dest, tag: 0, data: 0, context, flags, no_completion };
@@ -494,65 +505,64 @@ impl Cm {
         posted.map_err(|error| io.ops.refuse(key, error).error)
     }
 
-    fn was_sent(&mut self, io: &mut Transport<'_>, name: u64, failed: Option<Error>) {
-        let Some(sent) = self.on_their_way.remove(&name) else { return };
-        self.makes_room(sent.station);
+    fn on_send_done(&mut self, io: &mut Transport<'_>, name: u64, failed: Option<Error>) {
+        let Some(sent) = self.in_flight.remove(&name) else { return };
+        self.message_done(sent.station);
         if let Some(error) = failed {
-            return match self.may_repeat(&sent, error) {
-                true => self.waiting.push_back(Sent { again: true, ..sent }),
-                false => self.failed(io, &sent),
+            return match self.may_resend(&sent, error) {
+                true => self.waiting.push_back(OutMessage { resent: true, ..sent }),
+                false => self.on_send_failed(io, &sent),
             };
         }
         if sent.last {
-            self.gone.push(sent.side);
+            self.unused_sides.push(sent.side);
         }
         if sent.kind == Kind::Accept
             && let Some(conn) = self.conns.get_mut(&sent.conn)
             && conn.state == State::Connected
         {
-            // Not before: who has read it may wait for something else, and turn the loop no more.
-            conn.stands(&[]);
+            // Not earlier: a program that has read the event may turn the loop no more.
+            conn.report_connected(&[]);
         }
     }
 
-    /// Whether a message that has not come through is sent again: a request to whoever listens
-    /// there, which left by a session with a process that is gone. Who listens now has not heard of
-    /// it.
-    fn may_repeat(&self, sent: &Sent, error: Error) -> bool {
+    /// Whether an undelivered message is sent again: a request, to an address without incarnation,
+    /// whose session was with an old process. The process that listens now has not received it.
+    fn may_resend(&self, sent: &OutMessage, error: Error) -> bool {
         let waits =
             |conn: &Conn| conn.state == State::Connecting && conn.side_addr.incarnation == 0;
-        let request = sent.kind == Kind::Request && !sent.again && error == Error::ConnReset;
+        let request = sent.kind == Kind::Request && !sent.resent && error == Error::ConnReset;
         request && self.conns.get(&sent.conn).is_some_and(waits)
     }
 
-    /// A message has not come through: a request is as good as refused, and who was accepted is
-    /// gone. The death of the listener is nothing to whoever it has led to another side.
-    fn failed(&mut self, io: &mut Transport<'_>, sent: &Sent) {
+    /// Handles an undelivered message: a request counts as rejected, and an accepted peer as dead.
+    /// The death of a listener does not concern connections that another side has accepted.
+    fn on_send_failed(&mut self, io: &mut Transport<'_>, sent: &OutMessage) {
         if sent.last {
-            self.gone.push(sent.side);
+            self.unused_sides.push(sent.side);
         }
         match self.conns.get_mut(&sent.conn).filter(|conn| conn.side == sent.side) {
             Some(conn) if conn.state == State::Connecting => conn.refuse(io, Vec::new()),
-            Some(conn) if !sent.kind.is_last() => conn.end(io),
+            Some(conn) if !sent.kind.is_final() => conn.end(io),
             _ => {}
         }
     }
 
-    /// Messages that have not been delivered.
-    fn pending(&self) -> impl Iterator<Item = &Sent> {
-        self.on_their_way.values().chain(&self.waiting).chain(self.held.values().flatten())
+    /// All messages that have not been delivered.
+    fn pending(&self) -> impl Iterator<Item = &OutMessage> {
+        self.in_flight.values().chain(&self.waiting).chain(self.held.values().flatten())
     }
 
-    /// Answers somebody who has no connection here, unless his station has left many answers or
-    /// there is no room: then he gets none.
-    fn answer(&mut self, io: &mut Transport<'_>, side: EpAddr, message: &Message) {
+    /// Replies to a peer without a connection. No reply is sent if [`REPLIES_MAX`] replies wait, or
+    /// if there is no room.
+    fn reply(&mut self, io: &mut Transport<'_>, side: EpAddr, message: &Message) {
         let held = self.held.get(&side.station).map_or(0, VecDeque::len);
-        if held.max(self.waiting.len()) < ANSWERS {
+        if held.max(self.waiting.len()) < REPLIES_MAX {
             let _ = self.send_to(io, side, message);
         }
     }
 
-    /// A message to somebody who has no connection here.
+    /// Sends a message to a peer without a connection.
     pub(super) fn send_to(
         &mut self,
         io: &mut Transport<'_>,
@@ -569,7 +579,7 @@ impl Cm {
         Message { kind, to, from, answers, side: self.addr, ep: self.addr, data: data.to_vec() }
     }
 
-    /// Makes a connection and says so to the other side.
+    /// Adds a connection and sends its first message to the peer.
     pub(super) fn join(
         &mut self,
         io: &mut Transport<'_>,
@@ -579,14 +589,14 @@ impl Cm {
     ) -> Result<u32> {
         conn.side = io.engine.av_insert(self.av, conn.side_addr)?;
         let number = self.fresh_number();
-        let message = Message { ep: conn.ep, ..self.message(kind, conn.there, number, data) };
+        let message = Message { ep: conn.ep, ..self.message(kind, conn.peer_number, number, data) };
         let side = conn.side;
         self.conns.insert(number, conn);
         self.send(io, side, &message, false);
         Ok(number)
     }
 
-    /// A number that no connection has and that says nothing of the others.
+    /// A number that no connection has and that cannot be guessed from others.
     fn fresh_number(&mut self) -> u32 {
         loop {
             self.numbers += 1;
@@ -597,12 +607,12 @@ impl Cm {
         }
     }
 
-    fn take(&mut self, io: &mut Transport<'_>, message: Message) {
+    fn on_message(&mut self, io: &mut Transport<'_>, message: Message) {
         let Message { kind, to, from, side, .. } = message;
         if kind == Kind::Request {
-            return self.asked(io, message);
+            return self.on_request(io, message);
         }
-        let its = |conn: &Conn| conn.there == from && conn.side_addr == side;
+        let its = |conn: &Conn| conn.peer_number == from && conn.side_addr == side;
         let stands = |conn: &Conn| conn.state == State::Connected && its(conn);
         let is_listener = to == self.life && self.listener.is_some();
         if kind == Kind::Alive && (is_listener || self.conns.get(&to).is_some_and(stands)) {
@@ -610,37 +620,38 @@ impl Cm {
         }
         let Some(conn) = self.conns.get_mut(&to).filter(|_| kind != Kind::Alive) else {
             if matches!(kind, Kind::Accept | Kind::Alive) {
-                // Who asked has gone meanwhile. If this does not come through, so has the other.
-                self.answer(io, side, &self.message(Kind::Shutdown, from, to, &[]));
+                // The endpoint that requested the connection is closed. If this message is not
+                // delivered the peer is dead.
+                self.reply(io, side, &self.message(Kind::Shutdown, from, to, &[]));
             }
             return;
         };
         match (kind, conn.state) {
-            (Kind::Accept, State::Connecting) => self.accepted(io, message),
+            (Kind::Accept, State::Connecting) => self.on_accept(io, message),
             (Kind::Reject, State::Connecting) if conn.side_addr.station == side.station => {
                 conn.refuse(io, message.data);
             }
             (Kind::Heard, State::Connecting) if conn.side_addr.station == side.station => {
-                (conn.there, conn.answers) = (from, message.answers);
-                self.watch(io.engine.last_now());
+                (conn.peer_number, conn.answers) = (from, message.answers);
+                self.schedule_alive(io.engine.last_now());
             }
-            // Another process listens there now.
+            // Another process listens at that address now.
             (Kind::Shutdown, State::Connecting)
-                if conn.there == from && conn.side_addr.station == side.station =>
+                if conn.peer_number == from && conn.side_addr.station == side.station =>
             {
                 conn.refuse(io, Vec::new());
             }
             (Kind::Shutdown, State::Connected) if its(conn) => {
-                // Who hears of an end has heard of the beginning.
-                conn.stands(&[]);
+                // `FI_CONNECTED` always comes before `FI_SHUTDOWN`.
+                conn.report_connected(&[]);
                 conn.end(io);
             }
             _ => {}
         }
     }
 
-    /// The other side has accepted. It is not the listener, which has its own node.
-    fn accepted(&mut self, io: &mut Transport<'_>, message: Message) {
+    /// The peer has accepted. Its connection side is not the listener's, which has its own node.
+    fn on_accept(&mut self, io: &mut Transport<'_>, message: Message) {
         let Some(conn) = self.conns.get_mut(&message.to) else { return };
         let peer = io.engine.av_insert(conn.av, message.ep);
         let side = io.engine.av_insert(self.av, message.side);
@@ -649,44 +660,44 @@ impl Cm {
             return conn.refuse(io, Vec::new());
         };
         let old = std::mem::replace(&mut conn.side, side);
-        (conn.side_addr, conn.peer, conn.there) = (message.side, message.ep, message.from);
+        (conn.side_addr, conn.peer, conn.peer_number) = (message.side, message.ep, message.from);
         (conn.state, conn.answers) = (State::Connected, message.answers);
-        conn.stands(&message.data);
-        self.watch(io.engine.last_now());
-        self.gone.push(old);
+        conn.report_connected(&message.data);
+        self.schedule_alive(io.engine.last_now());
+        self.unused_sides.push(old);
     }
 
-    fn asked(&mut self, io: &mut Transport<'_>, message: Message) {
+    fn on_request(&mut self, io: &mut Transport<'_>, message: Message) {
         let Message { from, answers, side, ep, data, .. } = message;
-        let told = self.listener.as_ref().is_some_and(|Listener { eq, fid, refuses }| {
-            let request = ConnRequest::new(from, answers, [side, ep], Weak::clone(refuses));
+        let reported = self.listener.as_ref().is_some_and(|Listener { eq, fid, rejecter }| {
+            let request = ConnRequest::new(from, answers, [side, ep], Weak::clone(rejecter));
             let eq = eq.upgrade();
             eq.is_some_and(|eq| eq.push_cm(FI_CONNREQ, *fid, &data, Some(request)))
         });
-        let answer = match told {
+        let answer = match reported {
             true => self.message(Kind::Heard, from, self.life, &[]),
             false => self.message(Kind::Reject, from, 0, &[]),
         };
-        self.answer(io, side, &answer);
+        self.reply(io, side, &answer);
     }
 
-    /// Ends connection `number` for good.
+    /// Removes connection `number`.
     pub(super) fn close(&mut self, io: &mut Transport<'_>, number: u32) {
         let Some(conn) = self.conns.remove(&number) else { return };
         if let Some(eq) = conn.eq.upgrade() {
             eq.forget(conn.fid);
         }
         if conn.state == State::Connected {
-            let message = self.message(Kind::Shutdown, conn.there, number, &[]);
+            let message = self.message(Kind::Shutdown, conn.peer_number, number, &[]);
             self.send(io, conn.side, &message, true);
         } else {
-            self.gone.push(conn.side);
+            self.unused_sides.push(conn.side);
         }
     }
 
-    /// Whether a last word has not left for good.
+    /// Whether a final message is still pending.
     pub(super) fn is_busy(&self) -> bool {
-        let last = |sent: &Sent| sent.kind.is_last();
+        let last = |sent: &OutMessage| sent.kind.is_final();
         self.pending().any(last)
     }
 }

@@ -1,5 +1,5 @@
-//! A block of words that one process writes and others read: made, locked, updated, read, and
-//! removed after the dead. What the words mean is its users' concern.
+//! A file with a block of words that one process writes and others read: created, locked, updated,
+//! read, and removed after its writer has died. The users of this module define the words.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -25,29 +25,29 @@ pub(super) const SEQ: usize = 3;
 pub(super) const PID: usize = 4;
 const OPENED: usize = 5;
 const UPDATED: usize = 6;
-/// Rows that are written, of each table.
+/// Number of rows of each table.
 const ROWS: usize = 11;
 const KIND: usize = 14;
-/// The one word that readers write.
-const ASKED: usize = 15;
+/// A request for a capture: the only word that readers write.
+const RECORD_REQUEST: usize = 15;
 
 const PREFIX: &str = "barewire-stats.";
 
-/// The member that the lock stands for.
+/// Member number of the writer in the lock.
 pub(super) const WRITER: usize = 0;
 
-/// Rows of one kind behind the head.
+/// A table: rows of one kind after the head.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Table {
     /// Where the first one begins, words.
     pub(super) at: usize,
     /// Words of a row, of which the first is 0 in one that is not in use.
     pub(super) row_len: usize,
-    /// Rows that there may be.
+    /// Most rows.
     pub(super) max: usize,
 }
 
-/// How a block is laid out.
+/// The layout of a block.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
     /// Number of the kind of writer.
@@ -57,10 +57,10 @@ pub(super) struct Shape {
     pub(super) tables: [Table; 2],
 }
 
-/// The writing end.
+/// The writer of a file.
 pub(super) struct Writer {
     pub(super) block: Block,
-    /// Holds the lock. There is one descriptor of it, which a forked child does not keep.
+    /// Holds the lock. A forked child does not keep its descriptor.
     file: Arc<File>,
     pub(super) path: PathBuf,
     /// The process that made the file; a forked child is another.
@@ -68,7 +68,7 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    /// Makes a file in `dir`, and removes those of the dead there.
+    /// Creates a file in `dir`, and removes the files of dead writers there.
     pub(super) fn create(dir: &Path, shape: Shape) -> io::Result<Self> {
         remove_dead(dir);
         let pid = std::process::id();
@@ -85,14 +85,14 @@ impl Writer {
             }
             Err(e) => {
                 lock::end_life(&file, WRITER);
-                // Nothing more can be done about it.
+                // Best effort.
                 let _ = fs::remove_file(&path);
                 Err(e)
             }
         }
     }
 
-    /// Has `fill` write, at the time that it is told, ns since 1970.
+    /// Updates the block: `fill` writes it, and gets the time in ns since 1970.
     pub(super) fn update(&mut self, fill: impl FnOnce(&mut Block, u64)) {
         let seq = self.block.word(SEQ).load(Ordering::Relaxed) | 1;
         self.block.put(SEQ, seq);
@@ -108,14 +108,14 @@ impl Writer {
         self.block.word(SEQ).store(seq.wrapping_add(1), Ordering::Release);
     }
 
-    /// Whether a reader has asked for something; costs a load.
-    pub(super) fn is_asked(&self) -> bool {
-        self.block.word(ASKED).load(Ordering::Relaxed) != 0
+    /// Whether a reader has requested a capture. Costs a load.
+    pub(super) fn is_recording_requested(&self) -> bool {
+        self.block.word(RECORD_REQUEST).load(Ordering::Relaxed) != 0
     }
 
-    /// Takes back what was asked.
-    pub(super) fn ask_no_more(&self) {
-        self.block.put(ASKED, 0);
+    /// Clears the request.
+    pub(super) fn clear_request(&self) {
+        self.block.put(RECORD_REQUEST, 0);
     }
 
     #[cfg(test)]
@@ -126,9 +126,9 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        // In a child forked from the process that made it the file is not ours.
+        // The file belongs to the process that created it, not to a forked child.
         if self.pid == std::process::id() {
-            // If it is gone already, so much the better.
+            // The file may be removed already.
             let _ = fs::remove_file(&self.path);
             lock::end_life(&self.file, WRITER);
         }
@@ -143,7 +143,7 @@ struct Rows {
     room: usize,
 }
 
-/// The words of a file, of which those that have memory are written.
+/// The words of a file. Only words with allocated memory are written.
 pub(super) struct Block {
     map: MmapRaw,
     file: Arc<File>,
@@ -159,13 +159,13 @@ impl Block {
         let words = shape.tables.iter().map(end).fold(shape.head_len, usize::max);
         let map = MmapOptions::new().len(words * 8).map_raw(&*file)?;
         let block = Self { map, file, shape, rows: Default::default() };
-        block.back(0, shape.head_len)?;
+        block.allocate(0, shape.head_len)?;
         Ok(block)
     }
 
     /// Has memory put behind `len` words from `at`, so that to write them cannot fail: where
     /// /dev/shm is full that would be a SIGBUS.
-    fn back(&self, at: usize, len: usize) -> io::Result<()> {
+    fn allocate(&self, at: usize, len: usize) -> io::Result<()> {
         reserve(&*self.file, at * 8, len * 8)
     }
 
@@ -177,11 +177,11 @@ impl Block {
         assert!(is_backed, "word {at} has no memory");
         // SAFETY: a reference to an atomic needs
         // - memory for it, for as long as the borrow: it was just checked that the file has some
-        //   there (`back`), which `grown` keeps inside of the map, and that lives in `self`;
+        //   there (`allocate`), which `grow_to` keeps inside of the map, and that lives in `self`;
         // - alignment: a map starts at a page;
         // - that others write it atomically at most: other processes map it read-only, write the
-        //   word `ASKED` by a system call (`ask`), or do what any process of the user may do with
-        //   our memory.
+        //   word `RECORD_REQUEST` by a system call (`request_recording`), or do what any process of
+        //   the user may do with our memory.
         unsafe { &*self.map.as_ptr().cast::<AtomicU64>().add(at) }
     }
 
@@ -203,13 +203,13 @@ impl Block {
         }
     }
 
-    /// Writes a row of a table. If there is no memory it is not shown; the next update tries again.
+    /// Writes a row of a table. Without memory the row is left out; the next update tries again.
     pub(super) fn put_row(&mut self, table: usize, row: usize, words: &[u64]) {
         let Table { at, row_len, max } = self.shape.tables[table];
         let room = self.rows[table].room;
         if row >= room {
-            let room = grown(row, room, max);
-            if row >= room || self.back(at, room * row_len).is_err() {
+            let room = grow_to(row, room, max);
+            if row >= room || self.allocate(at, room * row_len).is_err() {
                 return;
             }
             self.rows[table].room = room;
@@ -226,25 +226,25 @@ impl Block {
 }
 
 /// Rows to make memory for where `row` is written: twice as many as there are.
-fn grown(row: usize, room: usize, most: usize) -> usize {
+fn grow_to(row: usize, room: usize, most: usize) -> usize {
     (row + 1).max(2 * room).max(64).min(most)
 }
 
-/// Makes a file with a lock, and says where and when.
+/// Creates a locked file; returns it with its path and time of creation.
 fn create_file(dir: &Path, pid: u32) -> io::Result<(File, PathBuf, u64)> {
     loop {
-        // No name comes twice, or a file could be removed in the place of one of the dead.
+        // Names are unique: else a new file could be removed in place of a dead writer's.
         let opened_ns = since_1970();
         let path = dir.join(format!("{PREFIX}{}.{pid}.{opened_ns}", nix::unistd::getuid()));
         let mut options = OpenOptions::new();
         match options.read(true).write(true).create_new(true).mode(0o600).open(&path) {
             Ok(file) => match lock::show_life(&file, WRITER) {
-                // One who looked before it was locked may have taken it for dead.
+                // A process that checked the file before it was locked may have removed it as dead.
                 Ok(()) if file.metadata()?.nlink() > 0 => return Ok((file, path, opened_ns)),
                 Ok(()) => lock::end_life(&file, WRITER),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 Err(e) => {
-                    // Nothing more can be done about it.
+                    // Best effort.
                     let _ = fs::remove_file(&path);
                     return Err(e);
                 }
@@ -270,7 +270,7 @@ pub(super) struct Loaded {
     pub(super) pid: u32,
     pub(super) opened_ns: u64,
     pub(super) updated_ns: u64,
-    /// 0 if it could not be seen.
+    /// 0 if unknown.
     pub(super) netns: u32,
     pub(super) kind: u64,
     /// The words before the rows.
@@ -285,7 +285,7 @@ impl Loaded {
         names.iter().copied().zip(self.head[at..].iter().copied()).collect()
     }
 
-    /// The name that lies at `at`, with `?` for what a terminal would obey.
+    /// The name at word `at`, with `?` for control characters.
     pub(super) fn name(&self, at: usize) -> String {
         let words = self.head[at..at + NAME_LEN].iter();
         let bytes = words.flat_map(|word| word.to_le_bytes()).take_while(|&b| b != 0);
@@ -303,20 +303,19 @@ impl Loaded {
 /// Copies what one file holds, if it is laid out as one of `shapes`.
 ///
 /// # Errors
-/// `InvalidData`: it is not ours, of another layout, or its writer died half way.
-/// `Unsupported`: its writer lives and publishes another layout.
-/// Also those of reading.
+/// `InvalidData`: it is not this user's, of another layout, or its writer died during an update.
+/// `Unsupported`: its writer lives and publishes another layout. Also those of reading.
 pub(super) fn load(path: &Path, shapes: &[Shape]) -> io::Result<Loaded> {
     let invalid = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why.to_owned());
     let mut file = open(path, false)?;
     let meta = file.metadata()?;
     let me = nix::unistd::getuid();
-    // One of two names may be another user's file.
+    // A file with a second hard link may be another user's.
     let is_ours = me.is_root() || meta.uid() == me.as_raw();
     if !meta.is_file() || !is_ours || meta.nlink() > 1 {
         return Err(invalid("not a statistics file of this user"));
     }
-    // A writer is inside for some microseconds.
+    // An update takes some microseconds.
     for _ in 0..1000 {
         let header = words(&mut file, 0, HEADER_LEN)?;
         if header[0] != MAGIC {
@@ -331,7 +330,7 @@ pub(super) fn load(path: &Path, shapes: &[Shape]) -> io::Result<Loaded> {
         if header[SEQ] % 2 == 0 {
             let head = words(&mut file, 0, shape.head_len)?;
             let mut tables = [Vec::new(), Vec::new()];
-            // Rows have memory before they are told of: one who tells of more lies.
+            // A correct writer allocates rows before it counts them, so a larger count is false.
             let backed = usize::try_from(file.metadata()?.blocks() * 512).unwrap_or(usize::MAX);
             for (i, table) in shape.tables.iter().enumerate() {
                 let most = table.max.min(backed / (table.row_len * 8));
@@ -358,8 +357,8 @@ pub(super) fn load(path: &Path, shapes: &[Shape]) -> io::Result<Loaded> {
     Err(invalid("its writer ended in the middle of an update"))
 }
 
-/// The network namespace of the thread, which may be another one than the process', by its inode; 0
-/// if that cannot be seen. It has 32 bits.
+/// The network namespace of the thread (which may differ from the process'), by its inode, 32 bits;
+/// 0 if unknown.
 pub(super) fn netns() -> u32 {
     fs::metadata("/proc/thread-self/ns/net").map_or(0, |of| of.ino() as u32)
 }
@@ -380,10 +379,10 @@ fn words(file: &mut File, at: usize, len: usize) -> io::Result<Vec<u64>> {
     Ok(bytes.as_chunks::<8>().0.iter().map(|b| u64::from_ne_bytes(*b)).collect())
 }
 
-/// Has the writer of a file of `owner` see that something is asked, if it has not yet.
-pub(super) fn ask(path: &Path, owner: u32) -> io::Result<()> {
-    let (file, at) = (open(path, true)?, ASKED as u64 * 8);
-    // Under this name there may be another file by now, which root could write as well.
+/// Sets the request word of a file of `owner`, unless it is set.
+pub(super) fn request_recording(path: &Path, owner: u32) -> io::Result<()> {
+    let (file, at) = (open(path, true)?, RECORD_REQUEST as u64 * 8);
+    // The name may lead to another file by now, which root could write as well.
     let meta = file.metadata()?;
     if !meta.is_file() || meta.uid() != owner || meta.nlink() != 1 {
         return Err(io::ErrorKind::InvalidData.into());
@@ -404,17 +403,17 @@ pub(super) fn files(dir: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(fs::read_dir(dir)?.flatten().filter(ours).map(|e| e.path()).collect())
 }
 
-/// The process whose file that is, by its name.
+/// The process of a file, by the name of the file.
 pub(super) fn pid_of(path: &Path) -> Option<u32> {
     path.file_name()?.to_str()?.strip_prefix(PREFIX)?.split('.').nth(1)?.parse().ok()
 }
 
-/// What stands behind the user in the name of a file: its process and when it was made.
+/// The part of a file name after the user: process and time of creation.
 pub(super) fn name_of(path: &Path) -> Option<&str> {
     Some(path.file_name()?.to_str()?.strip_prefix(PREFIX)?.split_once('.')?.1)
 }
 
-/// Opens what lies under one of our names; whatever it is, it makes nobody wait.
+/// Opens a statistics file. Never blocks, whatever is under that name.
 fn open(path: &Path, to_write: bool) -> io::Result<File> {
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     OpenOptions::new().read(true).write(to_write).custom_flags(flags).open(path)
@@ -423,9 +422,9 @@ fn open(path: &Path, to_write: bool) -> io::Result<File> {
 /// Removes files whose writers have died.
 fn remove_dead(dir: &Path) {
     for path in files(dir).unwrap_or_default() {
-        // Another user's file cannot be opened and stays, which is right.
+        // Another user's file cannot be opened and is left alone.
         let Ok(file) = open(&path, true) else { continue };
-        // Removed with the lock in hand: its writer may be about to take it.
+        // Removed with the lock held: its writer may be about to take it.
         if lock::show_life(&file, WRITER).is_ok() {
             let _ = fs::remove_file(&path);
             lock::end_life(&file, WRITER);
@@ -480,13 +479,16 @@ mod tests {
         let me = nix::unistd::getuid().as_raw();
         let [hard, soft] = ["hard", "soft"].map(|name| dir.join(name));
         std::os::unix::fs::symlink(&writer.path, &soft).unwrap();
-        assert!(ask(&soft, me).is_err() && ask(&writer.path, me + 1).is_err());
+        assert!(
+            request_recording(&soft, me).is_err()
+                && request_recording(&writer.path, me + 1).is_err()
+        );
         fs::hard_link(&writer.path, &hard).unwrap();
-        assert!(ask(&hard, me).is_err() && load(&hard, &[SHAPE]).is_err());
-        assert!(!writer.is_asked());
+        assert!(request_recording(&hard, me).is_err() && load(&hard, &[SHAPE]).is_err());
+        assert!(!writer.is_recording_requested());
         fs::remove_file(&hard).unwrap();
-        ask(&writer.path, me).unwrap();
-        assert!(writer.is_asked() && lives(&writer.path));
+        request_recording(&writer.path, me).unwrap();
+        assert!(writer.is_recording_requested() && lives(&writer.path));
         drop(writer);
         fs::remove_dir_all(&dir).unwrap();
     }

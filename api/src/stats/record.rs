@@ -1,10 +1,10 @@
-//! Recording what passes the port of a process that runs, for `barewire capture`.
+//! Capture of the frames of a running process, for `barewire capture`.
 //!
-//! Who records makes a segment of shared memory whose name follows from that of the process' file
-//! ([`segment`]), joins it as a monitor, and [asks](ask). When the process publishes the next time
-//! it sees that, joins the segment as well, and copies each frame there until no monitor lives. It
-//! costs a process nothing that is not asked. Who may ask is who may write that file: the process'
-//! user, where it sees the same /dev/shm, and root.
+//! The monitor creates a segment of shared memory whose name follows from that of the process'
+//! statistics file ([`segment`]), joins it, and [requests](request) a capture. At its next update
+//! the process sees the request, joins the segment as well, and copies each frame there until no
+//! monitor lives. A process without a request pays nothing. Whoever may write the statistics file
+//! may request: the process' user, if it sees the same /dev/shm, and root.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,14 +16,14 @@ use barewire_driver::error::OpenError;
 use super::DIR;
 use super::file::{self, Writer};
 
-/// Monitors that a process may have at once, and itself.
+/// Most members of a segment: monitors, and the process itself.
 const MEMBERS: usize = 8;
-/// When a process that could not show its frames tries again.
-const AGAIN: Duration = Duration::from_secs(1);
-/// How often it says so.
-const WARN: Duration = Duration::from_secs(10);
+/// When a process that could not join the segment tries again.
+const RETRY_PERIOD: Duration = Duration::from_secs(1);
+/// Period of warnings about it.
+const WARN_PERIOD: Duration = Duration::from_secs(10);
 
-/// The files of all processes, to be [looked at](super::look).
+/// The statistics files of all processes, for [`publisher_of`](super::publisher_of).
 ///
 /// # Errors
 /// The directory cannot be read.
@@ -31,49 +31,49 @@ pub fn files() -> io::Result<Vec<PathBuf>> {
     file::files(Path::new(DIR))
 }
 
-/// The segment in which the process that publishes in the file `path` shows frames; `None` if that
-/// is none of ours. It is that of the process' user: see [`ShmSettings::path`].
+/// The segment to which the process that publishes in the file `path` copies frames; `None` if it
+/// is not a statistics file. The segment belongs to the process' user: see [`ShmSettings::path`].
 pub fn segment(path: &Path) -> Option<ShmSettings> {
     let name = format!("frames-{}", file::name_of(path)?);
     Some(ShmSettings { members: Some(MEMBERS), ..ShmSettings::named(&name) })
 }
 
-/// Asks the process of `owner` that publishes in the file `path` to show what passes its port.
-/// Repeated by whoever records: a process that has just seen the last one go may miss the next.
+/// Requests that the process of `owner` that publishes in the file `path` copies its frames. A
+/// monitor repeats the request: a process that has just seen its last monitor leave may miss one.
 ///
 /// # Errors
-/// Those of writing the file: it has gone, or is another user's.
-pub fn ask(path: &Path, owner: u32) -> io::Result<()> {
-    file::ask(path, owner)
+/// Those of writing the file: it was removed, or is another user's.
+pub fn request(path: &Path, owner: u32) -> io::Result<()> {
+    file::request_recording(path, owner)
 }
 
-/// The process that publishes in the file `path`, by its name.
+/// The process that publishes in the file `path`, by the name of the file.
 pub fn pid_of(path: &Path) -> Option<u32> {
     file::pid_of(path)
 }
 
 /// Whether the process that publishes in the file `path` lives.
-pub fn lives(path: &Path) -> bool {
+pub fn is_alive(path: &Path) -> bool {
     file::lives(path)
 }
 
-/// When a process could not show what it was asked for.
+/// Backoff after a failure to join the segment.
 #[derive(Debug, Default)]
-pub(super) struct RetryLog {
+pub(super) struct Backoff {
     at: Option<Instant>,
     warned: Option<Instant>,
 }
 
-impl RetryLog {
+impl Backoff {
     /// Whether it is too early to try again.
     fn is_recent(&self, now: Instant) -> bool {
-        self.at.is_some_and(|at| now.duration_since(at) < AGAIN)
+        self.at.is_some_and(|at| now.duration_since(at) < RETRY_PERIOD)
     }
 
-    /// Notes it, and says whether a warning is due.
-    fn note(&mut self, now: Instant) -> bool {
+    /// Notes a failure and returns whether a warning is due.
+    fn note_failure(&mut self, now: Instant) -> bool {
         self.at = Some(now);
-        let is_due = self.warned.is_none_or(|at| now.duration_since(at) >= WARN);
+        let is_due = self.warned.is_none_or(|at| now.duration_since(at) >= WARN_PERIOD);
         if is_due {
             self.warned = Some(now);
         }
@@ -81,37 +81,37 @@ impl RetryLog {
     }
 }
 
-/// Does what is asked: `show` is told the segment, and says whether anybody looks.
+/// Serves a pending request: `show` joins the segment and returns whether a monitor lives.
 #[inline]
-pub(super) fn attend(
+pub(super) fn serve_request(
     writer: &Writer,
-    refused: &mut RetryLog,
+    backoff: &mut Backoff,
     show: impl FnOnce(&ShmSettings) -> Result<bool, OpenError>,
 ) {
-    if writer.is_asked() {
-        begin_or_end(writer, refused, show);
+    if writer.is_recording_requested() {
+        start_or_stop(writer, backoff, show);
     }
 }
 
 #[cold]
-fn begin_or_end(
+fn start_or_stop(
     writer: &Writer,
-    refused: &mut RetryLog,
+    backoff: &mut Backoff,
     show: impl FnOnce(&ShmSettings) -> Result<bool, OpenError>,
 ) {
     let now = Instant::now();
-    if refused.is_recent(now) {
+    if backoff.is_recent(now) {
         return;
     }
     let shown = segment(&writer.path).map_or(Ok(false), |segment| show(&segment));
     let is_watched = shown.unwrap_or_else(|why| {
-        if refused.note(now) {
+        if backoff.note_failure(now) {
             tracing::warn!("cannot be recorded: {why}");
         }
         false
     });
     if !is_watched {
-        writer.ask_no_more();
+        writer.clear_request();
     }
 }
 
@@ -122,14 +122,14 @@ mod tests {
     /// Goal: requests for a recording that cannot be made cost the process, and its log, little.
     #[test]
     fn what_fails_is_tried_and_told_now_and_then() {
-        let mut refused = RetryLog::default();
+        let mut backoff = Backoff::default();
         let begun = Instant::now();
         let (mut tried, mut told) = (0, 0);
         for ms in (0..20_000).step_by(10) {
             let now = begun + Duration::from_millis(ms);
-            if !refused.is_recent(now) {
+            if !backoff.is_recent(now) {
                 tried += 1;
-                told += u32::from(refused.note(now));
+                told += u32::from(backoff.note_failure(now));
             }
         }
         assert_eq!((tried, told), (20, 2));

@@ -16,10 +16,10 @@ use barewire_driver::backend::switch::{StationCounters, Switch};
 use barewire_driver::port::Station;
 
 use super::file::{HEADER_LEN, Loaded, NAME_LEN, Shape, Table, Writer};
-use super::record::RetryLog;
+use super::record::Backoff;
 use super::{DIR, PORT_NAMES, no_statistics, port_words, put_port, record};
 
-/// What a switch counts: frames by where they went, then those dropped by cause.
+/// Counters of a switch: frames by direction, then dropped frames by cause.
 pub const SWITCH_NAMES: [&str; 7] =
     ["to_nic", "from_nic", "between", "spoofed", "malformed", "unknown", "full"];
 
@@ -45,15 +45,15 @@ pub(super) const SHAPE: Shape = {
     Shape { kind: 1, head_len: HEAD_LEN, tables: [stations, none] }
 };
 
-/// The writing end of a switch.
+/// The writer of a switch's block.
 pub struct SwitchPublisher {
     writer: Writer,
-    refused: RetryLog,
+    backoff: Backoff,
     published: Instant,
 }
 
 impl SwitchPublisher {
-    /// Makes the file of a switch, or says in the log why there is none.
+    /// Creates the file of a switch. A failure is logged.
     pub fn create(switch: &mut Switch) -> Option<Self> {
         let mut publisher = Self::try_create(Path::new(DIR)).map_err(no_statistics).ok()?;
         publisher.publish(switch);
@@ -62,17 +62,17 @@ impl SwitchPublisher {
 
     fn try_create(dir: &Path) -> io::Result<Self> {
         let writer = Writer::create(dir, SHAPE)?;
-        Ok(Self { writer, refused: RetryLog::default(), published: Instant::now() })
+        Ok(Self { writer, backoff: Backoff::default(), published: Instant::now() })
     }
 
-    /// [`publish`](Self::publish), if the last time was long enough ago for `now` to be news.
+    /// [`publish`](Self::publish), if the last update is older than a period at `now`.
     pub fn publish_if_due(&mut self, switch: &mut Switch, now: Instant) {
         if now.duration_since(self.published) >= PERIOD {
             self.publish(switch);
         }
     }
 
-    /// Writes what `switch` counted so far.
+    /// Writes the counters of `switch`.
     pub fn publish(&mut self, switch: &mut Switch) {
         self.published = Instant::now();
         let counted = switch.counters();
@@ -98,7 +98,7 @@ impl SwitchPublisher {
                 block.put_row(STATIONS, row, &[0; STATION_LEN]);
             }
         });
-        record::attend(&self.writer, &mut self.refused, |segment| switch.record(segment));
+        record::serve_request(&self.writer, &mut self.backoff, |segment| switch.record(segment));
     }
 }
 
@@ -121,12 +121,12 @@ fn words(s: &StationCounters) -> [u64; STATION_LEN] {
     words
 }
 
-/// What a switch published.
+/// Published statistics of a switch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SwitchSnapshot {
     /// Its file.
     pub path: PathBuf,
-    /// The user whose file it is, who alone vouches for the rest.
+    /// The user whose file it is. The rest is as trustworthy as that user.
     pub owner: u32,
     /// Its process.
     pub pid: u32,
@@ -134,7 +134,7 @@ pub struct SwitchSnapshot {
     pub alive: bool,
     /// When it started, ns since 1970.
     pub opened_ns: u64,
-    /// When this was written, ns since 1970: a switch that runs does so five times a second.
+    /// When the block was written, ns since 1970. A running switch writes it five times a second.
     pub updated_ns: u64,
     /// The NIC's port.
     pub port_name: String,
@@ -144,7 +144,7 @@ pub struct SwitchSnapshot {
     pub mtu: usize,
     /// The segment of its stations.
     pub segment: String,
-    /// Frames by where they went, and those dropped by cause: [`SWITCH_NAMES`].
+    /// Frames by direction, and dropped frames by cause: [`SWITCH_NAMES`].
     pub counters: Vec<(&'static str, u64)>,
     /// Counters of the NIC's port: [`NIC_NAMES`].
     pub nic: Vec<(&'static str, u64)>,
@@ -161,19 +161,19 @@ pub struct StationRow {
     pub pid: u32,
     /// Its user.
     pub uid: u32,
-    /// Bytes that it sent, with what its ring puts around them.
+    /// Bytes that it sent, with the overhead of its ring.
     pub sent_bytes: u64,
-    /// Bytes that it was sent, likewise.
+    /// Bytes that it received, with the overhead of its ring.
     pub received_bytes: u64,
-    /// Frames of it that were taken.
+    /// Frames from it that the switch accepted.
     pub sent: u64,
-    /// Frames to it alone that it got.
+    /// Unicast frames delivered to it.
     pub received: u64,
-    /// Frames to it alone that its ring had no room for.
+    /// Unicast frames to it that its ring had no room for.
     pub full: u64,
-    /// Frames of it with another's source address.
+    /// Frames from it with another station's source address.
     pub spoofed: u64,
-    /// Frames of it that are none of the fabric, or too long.
+    /// Frames from it that are not barewire frames, or too long.
     pub malformed: u64,
 }
 
@@ -264,9 +264,9 @@ mod tests {
         assert!(of(station).sent_bytes >= 200 && of(other).received_bytes >= 100);
         let me = nix::unistd::getuid().as_raw();
         let asked = |publisher: &mut SwitchPublisher, switch: &mut Switch| {
-            record::ask(&publisher.writer.path, me).unwrap();
+            record::request(&publisher.writer.path, me).unwrap();
             publisher.publish(switch);
-            publisher.writer.is_asked()
+            publisher.writer.is_recording_requested()
         };
         assert!(!asked(&mut publisher, &mut switch), "nobody looks");
         let shown = record::segment(&publisher.writer.path).unwrap();
@@ -284,7 +284,7 @@ mod tests {
         assert_eq!(seen_by_it, [(Direction::In, other, 100), (Direction::Out, far, 100)]);
         drop(monitor);
         publisher.publish(&mut switch);
-        assert!(!publisher.writer.is_asked());
+        assert!(!publisher.writer.is_recording_requested());
         drop(b);
         let seen = read();
         publisher.publish_if_due(&mut switch, publisher.published);

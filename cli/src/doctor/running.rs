@@ -125,7 +125,7 @@ mod tests {
         AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket,
     };
 
-    use barewire::stats::Unread;
+    use barewire::stats::UnreadableProcess;
 
     fn switch(updated_ns: u64) -> SwitchSnapshot {
         SwitchSnapshot {
@@ -220,7 +220,7 @@ mod tests {
     fn a_process_of_another_version_is_told_of() {
         let mut machine = Fixture::full().machine();
         assert_eq!(statistics(&machine).status, Status::Ok);
-        machine.published.unread = vec![Unread { pid: 7, why: "version 3".to_owned() }];
+        machine.published.unread = vec![UnreadableProcess { pid: 7, why: "version 3".to_owned() }];
         let check = statistics(&machine);
         assert_eq!((check.status, &*check.found), (Status::Warn, "process 7 publishes version 3"));
     }
