@@ -362,10 +362,10 @@ impl FastRequest for FastRead<'_> {
 }
 
 impl Node {
-    /// Posts an atomic operation and sends it in the same call: [`post_atomic`](Self::post_atomic)
-    /// and [`transmit`](Self::transmit) in one. Only on a lossless path, if nothing is queued
-    /// before it, and if it fits the fast path. False: nothing has happened; call `post_atomic`,
-    /// which also says what is wrong with the request.
+    /// Posts an atomic operation and sends it in the same call:
+    /// [`post_atomic`](super::Posting::post_atomic) and [`transmit`](Self::transmit) in one. Only
+    /// on a lossless path, if nothing is queued before it, and if it fits the fast path. False:
+    /// nothing has happened; call `post_atomic`, which also says what is wrong with the request.
     ///
     /// `clock` is read after the packet has left, and only if the peer's silence counts from now.
     #[inline(always)]
@@ -380,7 +380,7 @@ impl Node {
     }
 
     /// Posts a write and sends it in the same call. False, as in [`try_atomic`](Self::try_atomic):
-    /// nothing has happened; call [`post_write`](Self::post_write).
+    /// nothing has happened; call [`post_write`](super::Posting::post_write).
     #[inline(always)]
     pub fn try_write(
         &mut self,
@@ -393,7 +393,7 @@ impl Node {
     }
 
     /// Posts a read and sends it in the same call. False, as in [`try_atomic`](Self::try_atomic):
-    /// nothing has happened; call [`post_read`](Self::post_read).
+    /// nothing has happened; call [`post_read`](super::Posting::post_read).
     #[inline(always)]
     pub fn try_read(
         &mut self,

@@ -199,7 +199,7 @@ impl Eps {
 }
 
 impl Posting<'_> {
-    /// Posts a write. It leaves with the next [`transmit`](Self::transmit), and completes when the
+    /// Posts a write. It leaves with the next [`transmit`](Node::transmit), and completes when the
     /// target has executed it.
     ///
     /// # Errors
