@@ -1416,3 +1416,101 @@ fn capture_that_waits_for_a_reader_hears_signals() {
         assert_eq!(text, format!("barewire: {output}: ended before its reader took everything\n"));
     }
 }
+
+/// Goal: what a stranger sends where client and server speak to each other ends no run. Method: a
+/// third endpoint sends both of them what neither can have said, more of each than receives wait
+/// for it, while a run goes on.
+#[test]
+fn what_strangers_say_ends_no_run() {
+    let port = segment();
+    let stderr = tempfile::NamedTempFile::new().unwrap();
+    let to = stderr.reopen().unwrap();
+    let mut server = Server::start_by(
+        |args| {
+            let mut command = command(args);
+            command.stderr(to.try_clone().unwrap());
+            command
+        },
+        &port,
+    );
+    let args = ["pingpong", &server.addr, "--port", &port, "--json", "--seconds", "2"];
+    let client = command(&[&args[..], &["--size", "8,64"]].concat())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // Said after the warm-up, of which each run has one.
+    let served = server.next_line();
+    let stranger = Stranger::on(&port);
+    let of_other_side = |kind: u8| {
+        let mut record = [0; 64];
+        record[..7].copy_from_slice(&[0x62, 0x77, 0x70, 0x70, 2, 0, kind]);
+        record.to_vec()
+    };
+    for (addr, kind) in [(served["client"].as_str().unwrap(), 5), (&server.addr, 2)] {
+        for said in [vec![], vec![0; 64], vec![7; 65], vec![1; 4096], of_other_side(kind)] {
+            for _ in 0..9 {
+                stranger.say(addr, &said);
+            }
+        }
+    }
+    let output = client.wait_with_output().unwrap();
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{told}");
+    assert_eq!(lines(std::str::from_utf8(&output.stdout).unwrap()).len(), 2);
+    let at_server = std::fs::read_to_string(stderr.path()).unwrap();
+    for told in [told, at_server] {
+        assert_eq!(told.matches("a control message is dropped").count(), 1, "{told}");
+        assert_eq!(told.lines().count(), 1, "{told}");
+    }
+    let args = ["pingpong", &server.addr, "--port", &port, "--json", "--iterations", "9"];
+    objects(&run(&args));
+}
+
+/// An endpoint that sends what it likes as a control message of a measurement.
+struct Stranger {
+    ep: barewire::Endpoint,
+    av: barewire::Av,
+    domain: barewire::Domain,
+    cq: barewire::Cq,
+}
+
+impl Stranger {
+    fn on(port: &str) -> Self {
+        use barewire::{AvAttr, CqAttr, DomainAttr, Info, Settings, flags::BindFlags};
+        let settings = Settings { port: Some(port.to_owned()), ..Settings::default() };
+        let domain_attr = DomainAttr { name: Some(port.to_owned()), ..DomainAttr::default() };
+        let hints = Info { domain_attr, ..Info::default() };
+        let none = barewire::flags::InfoFlags::empty();
+        let version = barewire::API_VERSION;
+        let infos = barewire::getinfo_with(&settings, version, None, None, none, Some(&hints));
+        let mut info = infos.unwrap().remove(0);
+        let fabric = barewire::fabric(&info.fabric_attr).unwrap();
+        let domain = fabric.domain_with(&info, settings).unwrap();
+        let cq = domain.cq_open(CqAttr::default()).unwrap();
+        let av = domain.av_open(AvAttr::default()).unwrap();
+        info.src_addr = None;
+        let ep = domain.endpoint(&info).unwrap();
+        ep.bind_cq(&cq, BindFlags::TRANSMIT | BindFlags::RECV).unwrap();
+        ep.bind_av(&av).unwrap();
+        ep.enable().unwrap();
+        Self { ep, av, domain, cq }
+    }
+
+    /// Sends, and waits until it has arrived.
+    fn say(&self, addr: &str, bytes: &[u8]) {
+        let mut peer = [barewire::FI_ADDR_UNSPEC];
+        self.av.insert(&[addr.parse().unwrap()], &mut peer).unwrap();
+        let mut buf = barewire::Buf::from(bytes.to_vec());
+        while let Err(refused) = self.ep.tsend(buf, peer[0], 0x6261_7265_0000_0001, 1) {
+            assert_eq!(refused.error, barewire::Error::Again);
+            buf = refused.bufs.into_one().unwrap();
+            self.domain.progress().unwrap();
+        }
+        let (begun, mut one) = (Instant::now(), [barewire::Completion::default()]);
+        while let Err(why) = self.cq.read(&mut one) {
+            assert_eq!(why, barewire::Error::Again, "{:?}", self.cq.readerr());
+            assert!(begun.elapsed() < Duration::from_secs(20), "nobody takes it");
+        }
+    }
+}

@@ -332,6 +332,7 @@ impl Client<'_> {
         loop {
             match self.link.next()? {
                 Event::Said(said) if wanted(said) => return Ok(said),
+                Event::Said(said) if said.is_of_client() => self.link.drop_control(&said.odd()),
                 Event::Said(said) => {
                     return Err(Fail::new(format!("the other side said {said:?} out of turn")));
                 }

@@ -5,6 +5,8 @@
 
 use std::fmt;
 
+use barewire::EpAddr;
+
 use super::{MAX_SIZE, MAX_WINDOW};
 
 /// Bytes of a record.
@@ -136,6 +138,16 @@ impl Control {
         b
     }
 
+    /// Whether it is what a client says to a server, and not the other way.
+    pub(super) fn is_of_client(self) -> bool {
+        matches!(self, Self::Start(_) | Self::Stop { .. } | Self::Bye)
+    }
+
+    /// Why it is dropped by a side that says such things itself.
+    pub(super) fn odd(self) -> String {
+        format!("{self:?} from a side that does not say it")
+    }
+
     /// Reads a record of a peer, which may be anything.
     pub(super) fn from_bytes(b: &[u8]) -> Result<Self, BadControl> {
         let b: &[u8; LEN] = b.try_into().map_err(|_| BadControl::Foreign)?;
@@ -160,6 +172,7 @@ impl Control {
                 }
                 let mut client = [0; 16];
                 client.copy_from_slice(&b[8..24]);
+                EpAddr::from_bytes(&client).map_err(|_| BadControl::Field)?;
                 Ok(Self::Start(Run {
                     client,
                     mode: *Mode::ALL.get(usize::from(b[24])).ok_or(BadControl::Field)?,
@@ -192,7 +205,7 @@ mod tests {
 
     fn every_kind() -> Vec<Control> {
         let run = Run {
-            client: *b"0123456789abcdef",
+            client: *b"2123456789abcdef",
             mode: Mode::PingPong,
             tagged: true,
             verify: false,
@@ -214,6 +227,8 @@ mod tests {
     fn what_is_said_is_understood() {
         for said in every_kind() {
             assert_eq!(Control::from_bytes(&said.to_bytes()), Ok(said));
+            let is_of_server = matches!(said, Control::Ready { .. } | Control::Done { .. });
+            assert_ne!(said.is_of_client(), is_of_server, "{said:?}");
         }
     }
 
@@ -237,6 +252,9 @@ mod tests {
         assert_eq!(Control::from_bytes(&bytes), Err(BadControl::Field));
         (bytes[25], bytes[24]) = (0, 6);
         assert_eq!(Control::from_bytes(&bytes), Err(BadControl::Field));
+        let mut bytes = every_kind()[0].to_bytes();
+        bytes[8..24].fill(0);
+        assert_eq!(Control::from_bytes(&bytes), Err(BadControl::Field), "no address");
         // A run that would take more memory than a client of ours may ask for.
         let Control::Start(run) = every_kind()[0] else { unreachable!() };
         for (size, window) in [(MAX_SIZE + 1, 1), (u64::MAX, 1), (8, 0), (8, MAX_WINDOW + 1)] {

@@ -1,6 +1,7 @@
 //! An endpoint with what belongs to it, and the patience to use it.
 
 use std::collections::VecDeque;
+use std::fmt::Display;
 use std::time::{Duration, Instant};
 
 use barewire::flags::{BindFlags, Caps, CqFlags, InfoFlags};
@@ -67,6 +68,8 @@ pub(super) struct Link {
     patience: Duration,
     /// Since when nothing has happened.
     quiet_since: Option<Instant>,
+    /// Control messages that say nothing we understand.
+    dropped: u64,
 }
 
 /// An endpoint, one that clients find by host and service if they can on this port.
@@ -160,6 +163,7 @@ impl Link {
             spins: 0,
             patience,
             quiet_since: None,
+            dropped: 0,
         };
         for i in 0..CONTROL_BUFS {
             link.post_control(Buf::zeroed(LEN), CONTROL_AT + i)?;
@@ -427,7 +431,10 @@ impl Link {
         if context >= CONTROL_AT {
             let said = Control::from_bytes(&buf[..len.min(buf.len())]);
             self.post_control(buf, context)?;
-            self.waiting.push_back(Event::Said(said.map_err(Fail::new)?));
+            match said {
+                Ok(said) => self.waiting.push_back(Event::Said(said)),
+                Err(why) => self.drop_control(&why),
+            }
             return Ok(());
         }
         if context / SLOTS != self.run {
@@ -442,8 +449,26 @@ impl Link {
         Ok(())
     }
 
+    /// Counts a control message that is passed over, as anybody who knows our address may have sent
+    /// it, and tells the first one. What the peer itself should have said is missed in time.
+    pub(super) fn drop_control(&mut self, why: &dyn Display) {
+        self.dropped += 1;
+        match self.dropped {
+            1 => tracing::warn!("a control message is dropped, as further ones will be: {why}"),
+            count => tracing::debug!("control message dropped, {count} in all: {why}"),
+        }
+    }
+
     fn read_error(&mut self) -> Result<(), Fail> {
         match self.cq.readerr() {
+            // One that is longer than any of ours.
+            Ok(mut failed) if failed.entry.op_context >= CONTROL_AT => {
+                let buf = failed.entry.take_buf().unwrap_or_default();
+                let buf = if buf.len() == LEN { buf } else { Buf::zeroed(LEN) };
+                self.post_control(buf, failed.entry.op_context)?;
+                self.drop_control(&failed.err);
+                Ok(())
+            }
             Ok(failed) => {
                 let why = Fail::new(failed.err);
                 let why = mend_of(failed.err).map_or(why.clone(), |mend| why.mend(mend));

@@ -259,6 +259,7 @@ impl<'a> Server<'a> {
                 Event::Said(Control::Start(run)) if run.client != self.run.client => {
                     put_off(self.later, run);
                 }
+                Event::Said(said) if !said.is_of_client() => self.link.drop_control(&said.odd()),
                 Event::Said(said) => {
                     return Err(Fail::new(format!("the client said {said:?} in a run")));
                 }
@@ -284,6 +285,9 @@ impl<'a> Server<'a> {
                 }
                 Some(Event::Said(Control::Start(run))) if run.client != self.run.client => {
                     put_off(self.later, run);
+                }
+                Some(Event::Said(said)) if !said.is_of_client() => {
+                    self.link.drop_control(&said.odd());
                 }
                 Some(Event::Said(said)) => {
                     return Err(Fail::new(format!("the client said {said:?} in a run")));
