@@ -62,7 +62,7 @@ Environment:
 pub(crate) struct CaptureArgs {
     /// The segment (shm or shm:NAME) or any other port, as the processes name it; options and
     /// what stands around a device do not matter.
-    #[arg(long, env = "BAREWIRE_PORT", hide_env = true, default_value = "shm")]
+    #[arg(long, default_value_t = crate::usual_port())]
     port: String,
     /// The file to write; an existing one is truncated; - for standard output.
     #[arg(short, long)]

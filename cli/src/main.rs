@@ -98,6 +98,12 @@ fn main() -> ExitCode {
     })
 }
 
+/// The port where `--port` names none. An empty variable counts as not set.
+fn usual_port() -> String {
+    let set = std::env::var_os("BAREWIRE_PORT").map(|port| port.to_string_lossy().into_owned());
+    set.filter(|port| !port.trim().is_empty()).unwrap_or_else(|| "shm".to_owned())
+}
+
 /// Sends log lines to standard error, so that what is printed stays readable for programs.
 ///
 /// # Errors

@@ -73,7 +73,7 @@ pub(crate) struct PingArgs {
     #[arg(value_name = "ADDR", value_parser = whom)]
     target: Whom,
     /// The port to send from.
-    #[arg(long, env = "BAREWIRE_PORT", hide_env = true, default_value = "shm")]
+    #[arg(long, default_value_t = crate::usual_port())]
     port: String,
     /// Pings of each length.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]

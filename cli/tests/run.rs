@@ -1167,6 +1167,15 @@ fn info_opens_what_works_and_explains_the_rest() {
     assert!(settings.iter().any(|s| s["variable"] == "BAREWIRE_T_DEAD_MS" && s["value"] == "1000"));
 }
 
+/// Goal: a variable that is empty is as if it were not set.
+#[test]
+fn an_empty_variable_is_none() {
+    let args = ["capture", "--seconds", "1", "-o", "/dev/null"];
+    let output = command(&args).env("BAREWIRE_PORT", "").output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && said.starts_with("capturing on shm"), "{said}");
+}
+
 /// The frames of a pcapng file of ours: time and bytes.
 fn frames(file: &[u8]) -> Vec<(u64, Vec<u8>)> {
     let word = |at: usize| u32::from_le_bytes(file[at..at + 4].try_into().unwrap());

@@ -168,7 +168,7 @@ struct Common {
     #[arg(value_parser = clap::value_parser!(u32).range(2..=64))]
     spawn: Option<u32>,
     /// The port, such as shm:job7 or fault(loss=0.01):shm.
-    #[arg(long, env = "BAREWIRE_PORT", hide_env = true, default_value = "shm")]
+    #[arg(long, default_value_t = crate::usual_port())]
     port: String,
     /// File with the pre-shared key of both sides, for a port that leaves the machine; several
     /// separated by colons: the first opens sessions, each of them is accepted.
