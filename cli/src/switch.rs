@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use barewire::stats::switch::SwitchPublisher;
 use barewire_driver::backend::switch::{ServedUsers, StationCounters, Switch};
+use barewire_driver::error::OpenError;
 use barewire_driver::open::{self, Serving};
 use barewire_driver::port::PortCaps;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -109,9 +110,10 @@ const LOOK_EVERY: usize = 4096;
 /// The NIC cannot be taken, or has gone.
 pub(crate) fn run(args: &SwitchArgs) -> Result<ExitCode, Fail> {
     let serving = serving(args)?;
+    // An interface that a pattern fits may come.
+    let port = open::choose(&args.port).map_err(Fail::new)?;
     if args.check {
-        let port = open::choose(&args.port).map_err(Fail::new)?;
-        let segment = open::check_switch(&port).map_err(Fail::new)?;
+        let segment = open::check_switch(&port).map_err(refused)?;
         let text = format!(
             "would own {port} and serve {whom}: processes that open {port} would go through \
              {segment}",
@@ -137,7 +139,7 @@ pub(crate) fn run(args: &SwitchArgs) -> Result<ExitCode, Fail> {
     }
     let limit = raise_open_files();
     let mut service = Service::from_env();
-    let mut switch = open::open_switch(&args.port, &serving).map_err(Fail::new)?;
+    let mut switch = open::open_switch(&port, &serving).map_err(refused)?;
     eprintln!(
         "a switch on {}, mtu {}, for {}; processes open --port {}; Ctrl-C ends it",
         switch.nic().name,
@@ -154,6 +156,14 @@ pub(crate) fn run(args: &SwitchArgs) -> Result<ExitCode, Fail> {
     let reported = report(&switch, args.json);
     // Why it ended is told also where nobody reads what it counted.
     ended.and(reported).map(|()| ExitCode::SUCCESS)
+}
+
+/// Why it does not open. A name that is no port of a switch stays none: no service is to try again.
+fn refused(why: OpenError) -> Fail {
+    match why {
+        OpenError::BadSpec { .. } => Fail::usage(why),
+        _ => Fail::new(why),
+    }
 }
 
 /// What it is and serves, in few words.

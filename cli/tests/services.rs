@@ -131,6 +131,7 @@ fn the_units_restart_without_end() {
         assert_eq!(settings[&("[Unit]", "StartLimitIntervalSec")], "0", "{name}");
         assert_eq!(settings[&("[Service]", "Type")], "notify", "{name}");
         assert_eq!(settings[&("[Service]", "Restart")], restart, "{name}");
+        assert_eq!(settings[&("[Service]", "RestartPreventExitStatus")], "2", "{name}");
         let pause = settings[&("[Service]", "RestartSec")];
         let pause = pause
             .strip_suffix("ms")
@@ -139,6 +140,52 @@ fn the_units_restart_without_end() {
         let watchdog = settings.get(&("[Service]", "WatchdogSec"));
         assert_eq!(watchdog, (restart == "always").then_some(&"1"), "{name}");
     }
+}
+
+/// Goal: a service whose arguments are wrong ends with the status that its unit does not restart
+/// after, and one whose device is absent with another.
+#[test]
+fn wrong_arguments_are_told_from_what_may_come() {
+    for (args, code) in [
+        (&["switch", "--every", "x"][..], 2),
+        (&["switch", "--port", "vfio:nonsense"], 2),
+        (&["switch", "--port", "memif:@x,colour=red"], 2),
+        (&["switch", "--port", "shm"], 2),
+        (&["switch", "--port", "afpacket:none0"], 1),
+        (&["switch", "--port", "afpacket:none*"], 1),
+        (&["switch", "--port", "afpacket:198.51.100.0/24"], 1),
+        (&["exporter", "--listen", "nowhere"], 2),
+        (&["exporter", "--listen", "198.51.100.1:9"], 1),
+    ] {
+        let mut child = start(args, [1024; 2], "/nowhere", "200000");
+        let mut said = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(code), "{args:?}: {said}");
+    }
+}
+
+/// Goal: systemd understands the units. Method: its own check, with a command that is there.
+#[test]
+fn systemd_understands_the_units() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut units = Vec::new();
+    for name in ["barewire-switch@", "barewire-exporter"] {
+        let from = format!("{}/systemd/{name}.service", env!("CARGO_MANIFEST_DIR"));
+        let text = std::fs::read_to_string(from).unwrap();
+        let unit = dir.path().join(format!("{name}.service"));
+        std::fs::write(&unit, text.replace("/usr/bin/barewire", "/bin/true")).unwrap();
+        units.push(unit);
+    }
+    let checked =
+        Command::new("systemd-analyze").args(["verify", "--man=no"]).args(&units).output();
+    let Ok(checked) = checked else {
+        println!("SKIPPED: no systemd-analyze here");
+        return;
+    };
+    let said = String::from_utf8_lossy(&checked.stderr);
+    // It looks at the units of this machine as well.
+    let ours: Vec<_> = said.lines().filter(|line| line.contains("barewire")).collect();
+    assert!(ours.is_empty(), "{said}");
 }
 
 /// Goal: a switch with room says nothing of it, and one whose starter cannot be told, or reads
