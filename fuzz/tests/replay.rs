@@ -27,7 +27,9 @@ fn is_nightly() -> bool {
 }
 
 fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok().and_then(|value| value.parse().ok())
+    let value = std::env::var(name).ok()?;
+    // Another seed than the one that was asked for would repeat nothing.
+    Some(value.parse().unwrap_or_else(|_| panic!("{name}=\"{value}\": expected a number")))
 }
 
 fn cases(target: &str) -> u32 {
@@ -107,6 +109,8 @@ fn thread_count(target: &str) -> u8 {
 /// The targets that are given random bytes: all, or the one that `FUZZ_TARGET` names.
 fn targets() -> impl Iterator<Item = &'static (&'static str, Body)> {
     let asked = std::env::var("FUZZ_TARGET").ok();
+    let is_known = |asked: &String| TARGETS.iter().any(|(name, _)| name == asked);
+    assert!(asked.as_ref().is_none_or(is_known), "FUZZ_TARGET={asked:?} is none of them");
     TARGETS.iter().filter(move |(name, _)| asked.as_ref().is_none_or(|asked| asked == name))
 }
 
