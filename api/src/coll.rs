@@ -18,7 +18,7 @@
 use std::sync::{Arc, Weak};
 
 use barewire_dataplane::node::{
-    CollCall, CollReq, CollWhat, GroupId, JoinModel, JoinReq, Node, query_collective,
+    CollCall, CollReq, CollWord, GroupId, JoinModel, JoinReq, Node, query_collective,
 };
 use barewire_dataplane::poll::Engine;
 use barewire_dataplane::types::FiAddr;
@@ -475,7 +475,7 @@ impl Endpoint {
         let one = |at, len| io.share(at, len).take_one().expect("a buffer is one piece");
         let result = one(split, io.len() - split);
         let req = CollReq {
-            call: CollCall { what: CollWhat::new(kind, op, ty), group, count: count as u64, root },
+            call: CollCall { what: CollWord::new(kind, op, ty), group, count: count as u64, root },
             role,
             context: key.0,
             flags: flags | OpFlags::COMPLETION,

@@ -477,7 +477,7 @@ impl CqInner {
     #[cold]
     #[inline(never)]
     fn empty_reason(core: &mut Core, id: CqId, shared: &Shared) -> Result<usize> {
-        let why = core.node().cqs.why_nothing(id);
+        let why = core.node().cqs.empty_reason(id);
         match why {
             // A program that reads nothing but errors still makes progress.
             Err(Error::Avail) => core.note_entry_read(shared),
@@ -629,7 +629,7 @@ impl CqInner {
     fn has_threshold(&self, core: &mut Core, least: usize) -> bool {
         core.turn_if_manual(&self.dom);
         let ready = core.node().cqs.ready(self.id).unwrap_or(0);
-        ready >= least || core.node().cqs.why_nothing(self.id) == Err(Error::Avail)
+        ready >= least || core.node().cqs.empty_reason(self.id) == Err(Error::Avail)
     }
 
     pub(crate) fn signal(&self) -> Result<()> {

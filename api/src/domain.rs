@@ -75,8 +75,8 @@ impl Domain {
         let sealed = node.keys.is_some() && !caps.lossless;
         let key_log = settings.key_log.as_ref().filter(|_| sealed);
         let key_log = key_log.map(|path| KeyLog::open(path)).transpose()?;
-        let tells_secrets = key_log.is_some();
-        let mut node = NodeSettings { crc: Some(port.damages()), tells_secrets, ..node };
+        let export_secrets = key_log.is_some();
+        let mut node = NodeSettings { crc: Some(port.damages()), export_secrets, ..node };
         if node.keys.is_some() && caps.lossless {
             tracing::info!("{name}: the key is not used, frames stay in this machine's memory");
         }

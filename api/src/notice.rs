@@ -392,7 +392,7 @@ mod tests {
             let code = reason.error().fi_errno();
             let name = errno::ALL.iter().find(|(_, value)| *value == code).expect("a code").0;
             assert_eq!(row[2], format!("`{name}`"), "{reason:?}");
-            assert_eq!(row[4], if reason.tells() { "yes" } else { "no" }, "{reason:?}");
+            assert_eq!(row[4], if reason.sends_rst() { "yes" } else { "no" }, "{reason:?}");
         }
     }
 

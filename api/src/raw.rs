@@ -22,7 +22,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use barewire_dataplane::node::{
-    AtomicReq, CollAttr, CollCall, CollReq, CollWhat, FastAtomic, FastCall, FastRead, FastWrite,
+    AtomicReq, CollAttr, CollCall, CollReq, CollWord, FastAtomic, FastCall, FastRead, FastWrite,
     ReadReq, RecvReq, RmaIov, SendReq, WriteReq,
 };
 pub use barewire_dataplane::node::{CollKind, MsgKind};
@@ -963,7 +963,7 @@ fn call_of(raw: &RawCollective) -> Result<CollCall> {
     if raw.kind == CollKind::Barrier {
         return Ok(CollCall::barrier(group));
     }
-    let what = CollWhat::of_numbers(raw.kind, raw.op, raw.datatype);
+    let what = CollWord::of_numbers(raw.kind, raw.op, raw.datatype);
     Ok(CollCall { what, group, count: raw.count as u64, root: raw.root_addr })
 }
 

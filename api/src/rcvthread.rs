@@ -163,7 +163,7 @@ fn last_turn(shared: &Shared) -> Option<Instant> {
     if shared.sleep.is_led() {
         return None;
     }
-    shared.lock.try_enter_control().map(|core| core.engine.turned_at())
+    shared.lock.try_enter_control().map(|core| core.engine.last_turn_at())
 }
 
 /// Turns the loop until the program does.
@@ -171,17 +171,17 @@ fn stand_in(shared: &Shared, period: Duration) {
     let (mut ours, mut polled_at) = (None, None);
     while may_run(shared) && !shared.sleep.is_led() {
         let Some(mut core) = shared.lock.try_enter_control() else { return };
-        if ours.is_some_and(|at| at != core.engine.turned_at()) {
+        if ours.is_some_and(|at| at != core.engine.last_turn_at()) {
             return;
         }
         // The last turn before the first of this thread.
-        core.absent_since = Some(*polled_at.get_or_insert(core.engine.turned_at()));
+        core.absent_since = Some(*polled_at.get_or_insert(core.engine.last_turn_at()));
         let idle = (0..TURNS).any(|_| core.turn(shared) == 0);
         core.absent_since = None;
         if core.engine.gone().is_some() {
             return;
         }
-        ours = Some(core.engine.turned_at());
+        ours = Some(core.engine.last_turn_at());
         let due = core.next_deadline();
         let peers = core.engine.node().knows_peers();
         drop(core);

@@ -181,9 +181,9 @@ fn poll_queries(node: &mut Node, queries: &[Query], pending: &mut [PendingQuery]
     let mut left = SENDS_PER_TURN;
     for (query, one) in queries.iter().zip(pending) {
         if let Some(number) = one.number {
-            let heres = node.names.heres(number);
-            if heres.len() > one.answers.len() {
-                one.answers = heres.to_vec();
+            let answers_to = node.names.answers_to(number);
+            if answers_to.len() > one.answers.len() {
+                one.answers = answers_to.to_vec();
                 one.answered_at.get_or_insert(now);
             }
         }
@@ -260,7 +260,7 @@ mod tests {
         let queries: Vec<Query> = (0..count).map(|n| Query::new(None, &[ip(n)], 7)).collect();
         let answers = run_queries(&queries, turn).unwrap();
         assert_eq!(answers.len(), count as usize);
-        let lacking = answers.iter().filter(|heres| heres.is_empty()).count();
+        let lacking = answers.iter().filter(|answers_to| answers_to.is_empty()).count();
         assert_eq!(lacking, 0);
     }
 }

@@ -238,7 +238,7 @@ impl Cq {
     pub(crate) fn take(&mut self, most: usize, mut put: impl FnMut(&Cqe)) -> usize {
         let mut n = 0;
         if self.is_led() && most > 0 {
-            self.take_lead(&mut put);
+            self.take_first_send(&mut put);
             n = 1;
         }
         while n < most {
@@ -259,7 +259,7 @@ impl Cq {
     #[inline(always)]
     pub(crate) fn take_one(&mut self, lead_only: bool, reader: impl Reader) -> bool {
         if self.is_led() {
-            self.take_lead(|cqe| reader.take(cqe));
+            self.take_first_send(|cqe| reader.take(cqe));
             return true;
         }
         match self.next() {
@@ -271,7 +271,7 @@ impl Cq {
     }
 
     #[inline(always)]
-    fn take_lead(&mut self, put: impl FnOnce(&Cqe)) {
+    fn take_first_send(&mut self, put: impl FnOnce(&Cqe)) {
         put(&self.lead.cqe());
         self.lead.flags = CqFlags::empty();
         self.ready -= 1;
@@ -305,7 +305,7 @@ impl Cq {
     /// - [`Error::Again`]: the queue is empty.
     /// - [`Error::Avail`]: a failure is next. Nothing was read; [`readerr`](Self::readerr) takes
     ///   it.
-    pub(crate) fn why_nothing(&self) -> Result<usize> {
+    pub(crate) fn empty_reason(&self) -> Result<usize> {
         match self.next() {
             // The caller gave no room.
             _ if self.is_led() => Ok(0),
@@ -460,7 +460,7 @@ mod tests {
     fn read(cq: &mut Cq, most: usize) -> Result<Vec<Cqe>> {
         let mut out = vec![cqe(u64::MAX - 1); most];
         let got = match copied(cq, &mut out) {
-            0 => cq.why_nothing(),
+            0 => cq.empty_reason(),
             n => Ok(n),
         };
         got.map(|n| out[..n].to_vec())
@@ -588,7 +588,7 @@ mod tests {
                     _ => {}
                 }
                 prop_assert_eq!((cq.ready(), cq.reserved()), (model.len(), reserved));
-                prop_assert_eq!((cq.is_empty(), cq.why_nothing().err()), {
+                prop_assert_eq!((cq.is_empty(), cq.empty_reason().err()), {
                     let failed = matches!(model.front(), Some((_, Kind::Failed)));
                     let why = if failed { Some(Error::Avail) } else { None };
                     (model.is_empty(), if model.is_empty() { Some(Error::Again) } else { why })
@@ -618,7 +618,7 @@ mod tests {
         let mut cq = Cq::none();
         assert!(cq.is_empty() && !cq.has_room() && !cq.reserve() && !cq.try_push(cqe(1)));
         assert_eq!((cq.room(), cq.take(8, |_| ()), cq.take_one(false, NoReader)), (0, 0, false));
-        assert_eq!(cq.why_nothing(), Err(Error::Again));
+        assert_eq!(cq.empty_reason(), Err(Error::Again));
     }
 
     #[test]

@@ -133,7 +133,7 @@ pub struct PingReport {
 
 /// What frames say of the station besides answers.
 #[derive(Clone, Copy, Debug, Default)]
-struct Said {
+struct StationReport {
     /// The version that it speaks.
     other_version: Option<u8>,
     /// It is another life.
@@ -174,9 +174,9 @@ pub struct Ping {
     /// What the station wants to be shown in an OPEN.
     cookie: u64,
     /// Said by the station, or by anybody where frames are not sealed.
-    said: Said,
+    said: StationReport,
     /// Said in its name where frames are sealed, without a proof.
-    claimed: Said,
+    claimed: StationReport,
     address_in_use: bool,
     lives: BTreeSet<u64>,
     longest: Option<usize>,
@@ -205,8 +205,8 @@ impl Ping {
             cack: Psn(0),
             no_route: false,
             cookie: 0,
-            said: Said::default(),
-            claimed: Said::default(),
+            said: StationReport::default(),
+            claimed: StationReport::default(),
             address_in_use: false,
             lives: BTreeSet::new(),
             longest: None,
@@ -342,7 +342,7 @@ impl Ping {
 
     /// Notes what a frame says of the station. If that is `proven`, and ends what is under way, the
     /// next step is due.
-    fn note(&mut self, now: Instant, proven: bool, says: impl FnOnce(&mut Said)) {
+    fn note(&mut self, now: Instant, proven: bool, says: impl FnOnce(&mut StationReport)) {
         if !proven {
             return says(&mut self.claimed);
         }
@@ -392,7 +392,7 @@ impl Ping {
     }
 
     /// Why no session comes of it, by what was said.
-    fn refusal(&self, said: &Said) -> Option<Verdict> {
+    fn refusal(&self, said: &StationReport) -> Option<Verdict> {
         let of_life = match self.settings.incarnation {
             0 => Verdict::Unnamed,
             _ => Verdict::OtherLife,

@@ -62,7 +62,7 @@ pub struct Engine {
     /// The last turn read the clock.
     timed: bool,
     /// When a turn last read the clock.
-    turned_at: Instant,
+    last_turn_at: Instant,
     /// When the clock was last read for [`is_late`](Self::is_late).
     looked_at: Instant,
 }
@@ -121,7 +121,7 @@ impl Engine {
             untimed: 0,
             uncounted: 0,
             timed: false,
-            turned_at: Instant(0),
+            last_turn_at: Instant(0),
             looked_at: Instant(0),
         }
     }
@@ -138,8 +138,8 @@ impl Engine {
     }
 
     /// When a [`turn`](Self::turn) last read the clock, which tells whether anybody still polls.
-    pub fn turned_at(&self) -> Instant {
-        self.turned_at
+    pub fn last_turn_at(&self) -> Instant {
+        self.last_turn_at
     }
 
     /// Whether the last turn read the clock: only after such a turn need timers of the caller be
@@ -303,7 +303,7 @@ impl Engine {
         if self.uncounted == UNTIMED_TURNS || now.since(self.now) >= TURN_GAP_NS {
             return cold(None);
         }
-        (self.now, self.turned_at) = (now, now);
+        (self.now, self.last_turn_at) = (now, now);
         self.node.turn.tick_on(now);
         if let AnyPort::Near(port) = &mut self.port
             && port.skips_far(now.0)
@@ -427,7 +427,7 @@ impl Engine {
     fn read_clock(&mut self) {
         let now = Self::now();
         self.node.turn.tick(now);
-        self.turned_at = now;
+        self.last_turn_at = now;
         let untimed = std::mem::take(&mut self.uncounted);
         if untimed != 0 {
             self.port.count(untimed);
@@ -444,7 +444,7 @@ impl Engine {
     /// and the clock was not read for long. The next turn, due at once, then reads it.
     #[inline(always)]
     pub fn is_late(&mut self) -> bool {
-        self.node.has_timers() && self.has_skipped_clock() && self.look_for_pause()
+        self.node.has_timers() && self.has_skipped_clock() && self.detect_pause()
     }
 
     /// Whether a turn has skipped the clock since it was last read.
@@ -457,7 +457,7 @@ impl Engine {
     }
 
     #[inline(never)]
-    fn look_for_pause(&mut self) -> bool {
+    fn detect_pause(&mut self) -> bool {
         let now = Self::now();
         let late = now.since(self.looked_at.max(self.now)) > TURN_GAP_NS;
         if late {

@@ -628,7 +628,7 @@ impl App {
                 let put = |cqe: &Cqe| *to.next().expect("as many as were asked for") = *cqe;
                 match node.cq_take(cq, n, put) {
                     None => Err(Error::Again),
-                    Some(0) => node.cqs.why_nothing(cq),
+                    Some(0) => node.cqs.empty_reason(cq),
                     Some(n) => Ok(n),
                 }
             }

@@ -5,7 +5,7 @@
 
 use barewire_dataplane::flags::{Caps, CqFlags, OpFlags};
 use barewire_dataplane::node::{
-    CollCall, CollKind, CollReq, CollWhat, GroupId, JoinModel, JoinReq,
+    CollCall, CollKind, CollReq, CollWord, GroupId, JoinModel, JoinReq,
 };
 use barewire_dataplane::types::{CqErr, FiAddr};
 use barewire_driver::mem::atomic::{AtomicOp, Datatype, Sharing};
@@ -202,7 +202,7 @@ impl Team {
         let (group, count) = (gang.ids[rank], call.count as u64);
         let root = self.addrs[host][gang.hosts[call.root]];
         let req = CollReq {
-            call: CollCall { what: CollWhat::new(kind, op, ty), group, count, root },
+            call: CollCall { what: CollWord::new(kind, op, ty), group, count, root },
             role: None,
             context,
             flags: OpFlags::empty(),

@@ -109,7 +109,7 @@ impl Node {
             self.peers[p].rtt.keep_backoff(backoff);
         }
         let peer = &self.peers[p];
-        if peer.any_waits() || peer.snd.lost != 0 {
+        if peer.has_queued() || peer.snd.lost != 0 {
             self.due.make_ready(&mut self.peers, p);
         }
         sample

@@ -230,10 +230,11 @@ impl Acks {
         snd.asks(ends && (snd.in_flight() == own || is_resting))
     }
 
-    /// When an acknowledgement or a PING is due next; `turned_at` is the last turn.
-    pub(super) fn due(&self, turned_at: Instant) -> Option<Instant> {
-        let owed = self.owed_since.map(|at| if self.soon { turned_at } else { at + ACK_DELAY_NS });
-        let ask = if self.fresh { turned_at } else { self.left_at + ASK_AFTER_NS };
+    /// When an acknowledgement or a PING is due next; `last_turn_at` is the last turn.
+    pub(super) fn due(&self, last_turn_at: Instant) -> Option<Instant> {
+        let owed =
+            self.owed_since.map(|at| if self.soon { last_turn_at } else { at + ACK_DELAY_NS });
+        let ask = if self.fresh { last_turn_at } else { self.left_at + ASK_AFTER_NS };
         let ask = (!self.unasked.is_empty()).then_some(ask);
         [owed, ask].into_iter().flatten().min()
     }
@@ -286,7 +287,7 @@ impl Peer {
 impl Node {
     /// Sends a PING to each peer with packets in flight that did not ask, once the pause has
     /// passed.
-    pub(super) fn ask_after_tails(&mut self, now: Instant) {
+    pub(super) fn probe_tails(&mut self, now: Instant) {
         if !self.acks.must_ask(now) {
             return;
         }

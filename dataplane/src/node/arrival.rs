@@ -31,7 +31,7 @@ impl Peer {
     pub(super) fn unawaited<const LOSSY: bool>(&self, cack: Psn, grant: u16) -> Option<(u32, u16)> {
         let (acked, granted) = self.news(cack, grant);
         if acked != 0 || granted != 0 {
-            let waited_for = self.any_waits() || !LOSSY && !self.snd.is_empty();
+            let waited_for = self.has_queued() || !LOSSY && !self.snd.is_empty();
             if waited_for || acked > self.snd.in_flight() || granted >= 1 << 15 {
                 return None;
             }
@@ -118,7 +118,7 @@ impl Peer {
     #[inline(always)]
     pub(crate) fn is_steady(&self) -> bool {
         let (kept, probed) = (!self.snd.is_empty(), self.probes > 0);
-        self.in_order && !self.any_waits() && !kept && !probed && self.bad_seq == NONE
+        self.in_order && !self.has_queued() && !kept && !probed && self.bad_seq == NONE
     }
 
     /// How many messages of one credit could be received now before we owe the peer an

@@ -35,7 +35,7 @@ const WINDOW_NS: u64 = 64_000_000;
 
 /// Certificates that were verified lately.
 #[derive(Debug, Default)]
-pub(super) struct CertLooks {
+pub(super) struct CertBudget {
     since: Instant,
     /// MAC addresses that sent refused certificates.
     refused: Vec<MacAddr>,
@@ -43,7 +43,7 @@ pub(super) struct CertLooks {
     taken: Vec<Station>,
 }
 
-impl CertLooks {
+impl CertBudget {
     /// Whether a certificate of `station` may be verified.
     fn admits(&mut self, now: Instant, station: Station) -> bool {
         if now.since(self.since) >= WINDOW_NS {
@@ -88,7 +88,7 @@ impl Openings {
     pub(super) fn note_look(&mut self, now: Instant, base: &Base, is_taken: bool) {
         let seals = self.seals.as_mut().filter(|seals| seals.ring.has_certificate());
         if let Some(seals) = seals {
-            seals.looks.note(now, base.src, is_taken);
+            seals.cert_budget.note(now, base.src, is_taken);
         }
     }
 }
@@ -112,7 +112,7 @@ impl Sessions<'_> {
         if !planted(Bug::CertificateKept) {
             seals.ring = ring;
         }
-        seals.looks = CertLooks::default();
+        seals.cert_budget = CertBudget::default();
         let offers: Vec<_> = std::mem::take(&mut seals.offers).into_keys().collect();
         self.offer_others(now, &offers);
         Ok(())
@@ -121,15 +121,15 @@ impl Sessions<'_> {
 
 impl Control<'_> {
     /// Whether the certificate of the OPEN with this base may be verified.
-    pub(super) fn looks_at_certificate(&mut self, base: &Base) -> bool {
+    pub(super) fn may_verify_certificate(&mut self, base: &Base) -> bool {
         let now = self.turn.polled_at;
         let Some(seals) = &mut self.openings.seals else { return true };
-        let looks = !seals.ring.has_certificate() || seals.looks.admits(now, base.src);
-        if !looks {
+        let cert_budget = !seals.ring.has_certificate() || seals.cert_budget.admits(now, base.src);
+        if !cert_budget {
             self.counters.rx_cert_limited += 1;
             self.observed.note_claim(self.counters, base.src, SealFault::Certificate);
         }
-        looks
+        cert_budget
     }
 
     /// Counts an OPEN whose handshake message is refused. True if the cause is its certificate:

@@ -15,7 +15,7 @@ use crate::wire::{AtomicOp, Ty};
 impl TxWrs {
     /// Writes the success completion of message `w`.
     #[inline(always)]
-    fn tell_sent(&self, (eps, cqs, cntrs): (&mut Eps, &mut Cqs, &mut Cntrs), w: TxIdx) {
+    fn complete_sent(&self, (eps, cqs, cntrs): (&mut Eps, &mut Cqs, &mut Cntrs), w: TxIdx) {
         let wr = &self[w];
         let flags = send_flags(wr.flags);
         let cqe = Cqe { op_context: wr.context, flags, src: FI_ADDR_UNSPEC, ..Cqe::default() };
@@ -54,7 +54,7 @@ impl Node {
             return self.operations().finish_wr(w);
         }
         if !wr.flags.contains(WrFlags::REPORTED) {
-            self.tx.tell_sent((&mut self.eps, &mut self.cqs, &mut self.cntrs), w);
+            self.tx.complete_sent((&mut self.eps, &mut self.cqs, &mut self.cntrs), w);
         }
         self.tx.release((&mut self.peers, &mut self.eps), w);
         // A fenced request may be waiting for this one.
@@ -111,7 +111,7 @@ impl Operations<'_> {
                     // that.
                     Ty::Read => (entry.body, entry.wr) = (BodyRef::None, TxIdx::NONE),
                     Ty::Atomic if AtomicOp::fetches(&entry.op) => {
-                        AtomicOp::make_void(&mut entry.op);
+                        AtomicOp::withdraw(&mut entry.op);
                         (entry.body, entry.wr) = (BodyRef::None, TxIdx::NONE);
                     }
                     Ty::Msg
@@ -175,7 +175,7 @@ impl Operations<'_> {
             return if one_sided { self.report_rma(w) } else { self.report_group(w) };
         }
         let Objects { eps, cqs, cntrs, .. } = &mut self.objects;
-        self.tx.tell_sent((eps, cqs, cntrs), w);
+        self.tx.complete_sent((eps, cqs, cntrs), w);
     }
 
     /// Ends a request with an error completion, unless its success was already written.
@@ -222,7 +222,7 @@ impl Operations<'_> {
             };
             let cqe = Cqe { op_context, flags, tag, src: FI_ADDR_UNSPEC, ..Cqe::default() };
             let failure = CqErr { cqe, olen, err, prov_errno, err_data: None };
-            self.objects.tell_failure((e, p), failure, cntr);
+            self.objects.report_op_failure((e, p), failure, cntr);
         }
     }
 }

@@ -35,17 +35,17 @@ impl Secret {
 
     /// The cookie for the OPEN `op` of `station`; never 0.
     pub(crate) fn cookie(&self, now: Instant, station: Station, op: &OpenOp) -> u64 {
-        self.made_in(now.0 >> UNIT_BITS, station, op)
+        self.cookie_of_unit(now.0 >> UNIT_BITS, station, op)
     }
 
     /// Whether `op` of `station` contains a valid cookie.
     pub(crate) fn is_proof(&self, now: Instant, station: Station, op: &OpenOp) -> bool {
         let unit = now.0 >> UNIT_BITS;
         let mut good = [unit, unit.wrapping_sub(1)].into_iter();
-        op.cookie != 0 && good.any(|unit| self.made_in(unit, station, op) == op.cookie)
+        op.cookie != 0 && good.any(|unit| self.cookie_of_unit(unit, station, op) == op.cookie)
     }
 
-    fn made_in(&self, unit: u64, station: Station, op: &OpenOp) -> u64 {
+    fn cookie_of_unit(&self, unit: u64, station: Station, op: &OpenOp) -> u64 {
         let session = u64::from(op.sid) | u64::from(op.epoch) << 32;
         siphash(self.key, &[unit, station.word(), op.inc, session]).max(1)
     }

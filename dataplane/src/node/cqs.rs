@@ -32,12 +32,12 @@ pub struct CqTable {
     pub(crate) has_reserved: bool,
     /// It has room for all that endpoints may have outstanding: see [`Cqs::open_to_fit`].
     pub(crate) fits: bool,
-    pub(crate) rest: Box<CqRest>,
+    pub(crate) rest: Box<CqCold>,
 }
 
 /// What data calls do not need: apart, for the length of a slot.
 #[derive(Debug, Default)]
-pub(crate) struct CqRest {
+pub(crate) struct CqCold {
     /// Completions with remote CQ data that wait for room, oldest first.
     pub(crate) late: VecDeque<Late>,
     /// Sends and receives that the endpoints bound to the queue may have outstanding.
@@ -140,8 +140,8 @@ impl Cqs {
     ///
     /// # Errors
     /// As [`cq_read`](super::Node::cq_read); 0 if no room was given.
-    pub fn why_nothing(&self, cq: CqId) -> Result<usize> {
-        self.by_handle(cq.0).ok_or(Error::BadFd)?.cq.why_nothing()
+    pub fn empty_reason(&self, cq: CqId) -> Result<usize> {
+        self.by_handle(cq.0).ok_or(Error::BadFd)?.cq.empty_reason()
     }
 
     /// Whether the queue is empty. The generation is NOT checked, as in

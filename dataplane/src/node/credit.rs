@@ -37,7 +37,7 @@ impl Blocks {
 
     /// Takes the first credit of a session, as far as there is some. Until the session is confirmed
     /// the peer holds none that confirmed peers may need.
-    pub(super) fn promise_first(&mut self, is_confirmed: bool) -> u32 {
+    pub(super) fn grant_initial(&mut self, is_confirmed: bool) -> u32 {
         let kept = if is_confirmed { 0 } else { self.count / 4 };
         let grant = GRANT_FIRST.min(self.unpromised.saturating_sub(kept) as u32);
         self.unpromised -= grant as usize;
@@ -60,7 +60,7 @@ impl Blocks {
         let first = GRANT_FIRST.saturating_sub(peer.outstanding()) as usize;
         let more = more.min(spare.max(first).min(self.unpromised) as u32);
         if more == 0 {
-            self.await_some(p, peer);
+            self.queue_for_blocks(p, peer);
             return false;
         }
         peer.granted = peer.granted.wrapping_add(more);
@@ -71,7 +71,7 @@ impl Blocks {
     }
 
     /// Puts peer `p` into the queue for blocks.
-    pub(super) fn await_some(&mut self, p: PeerIdx, peer: &mut Peer) {
+    pub(super) fn queue_for_blocks(&mut self, p: PeerIdx, peer: &mut Peer) {
         if !std::mem::replace(&mut peer.wants_blocks, true) {
             self.waiters.push_back(p);
         }
@@ -122,7 +122,7 @@ impl Blocks {
     }
 
     /// A completion from peer `p` that held a block waits no more.
-    pub(super) fn release_late(&mut self, peers: &mut Peers, due: &mut Due, p: PeerIdx) {
+    pub(super) fn release_late_block(&mut self, peers: &mut Peers, due: &mut Due, p: PeerIdx) {
         peers[p].unexpected -= 1;
         self.unpromised += 1;
         self.regrant(peers, due, p);

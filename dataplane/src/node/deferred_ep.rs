@@ -10,7 +10,7 @@
 //! A shared receive context has deferred endpoints as well. Once matched, their receives belong to
 //! a deferred endpoint, with the same counter, of the endpoint that the message was for.
 
-use super::ops::RecvIs;
+use super::ops::RecvFlags;
 use super::post::recv_wr;
 use super::rma::{READ, WRITE};
 use super::{CntrId, EpAttr, EpId, Eps, Objects, Receiving, RecvReq};
@@ -54,7 +54,7 @@ impl Receiving<'_> {
         // The fast path takes simple receives for the endpoint's own, so this one must not be
         // simple.
         let mut wr = recv_wr(t, true, false, &req);
-        wr.is -= RecvIs::SIMPLE;
+        wr.is -= RecvFlags::SIMPLE;
         let matcher = &mut self.sessions.eps[e].matcher[req.kind as usize];
         let found = matcher.match_unexpected(self.sessions.unexpected, req.tag, req.ignore, src);
         let recv = self.sessions.posted.post(matcher, (req.tag, req.ignore, src), wr, &mut req.buf);

@@ -1,7 +1,7 @@
 //! Endpoints: what they are bound to, and their life from open to close.
 
 use super::fast_op::{Fetch, Form};
-use super::ops::{RecvIs, WrFlags};
+use super::ops::{RecvFlags, WrFlags};
 use super::rma::{READ, REMOTE_READ, REMOTE_WRITE, WRITE};
 use super::route::Route;
 use super::{
@@ -800,8 +800,8 @@ impl Objects<'_> {
     pub(super) fn cancel_placing(&mut self, recv: RecvIdx) {
         let wr = &mut self.posted[recv].payload;
         wr.active -= 1;
-        let (e, multi) = (wr.ep, wr.is(RecvIs::MULTI));
-        let last = wr.active == 0 && (!multi || wr.is(RecvIs::CLOSED));
+        let (e, multi) = (wr.ep, wr.is(RecvFlags::MULTI));
+        let last = wr.active == 0 && (!multi || wr.is(RecvFlags::CLOSED));
         if multi {
             // Each message of a multi-receive has an entry of its own reserved.
             let cq = self.eps[e].rx_cq;

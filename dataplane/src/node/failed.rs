@@ -63,7 +63,7 @@ impl Objects<'_> {
     /// Tells of the failure of an operation of endpoint `e` for peer `p`, which counter `cntr`
     /// counts. The entry that was reserved in the endpoint's queue is used or given back.
     #[cold]
-    pub(super) fn tell_failure(
+    pub(super) fn report_op_failure(
         &mut self,
         (e, p): (EpIdx, PeerIdx),
         mut failure: CqErr,

@@ -216,7 +216,7 @@ trait FastRequest {
     fn return_result(&mut self, result: Span);
 
     /// Sends its packet. False if the port did not take it.
-    fn send(&self, to: &To<'_>, out: &mut impl FrameSink) -> bool;
+    fn send(&self, to: &Endpoints<'_>, out: &mut impl FrameSink) -> bool;
 }
 
 impl FastRequest for FastAtomic<'_> {
@@ -263,7 +263,7 @@ impl FastRequest for FastAtomic<'_> {
     }
 
     #[inline(always)]
-    fn send(&self, to: &To<'_>, out: &mut impl FrameSink) -> bool {
+    fn send(&self, to: &Endpoints<'_>, out: &mut impl FrameSink) -> bool {
         send_atomic(to, self, out)
     }
 }
@@ -308,7 +308,7 @@ impl FastRequest for FastWrite<'_> {
     fn return_result(&mut self, _: Span) {}
 
     #[inline(always)]
-    fn send(&self, to: &To<'_>, out: &mut impl FrameSink) -> bool {
+    fn send(&self, to: &Endpoints<'_>, out: &mut impl FrameSink) -> bool {
         out.send_in_place(&WriteTo { to, write: self }) == Tx::Sent
     }
 }
@@ -356,7 +356,7 @@ impl FastRequest for FastRead<'_> {
     }
 
     #[inline(always)]
-    fn send(&self, to: &To<'_>, out: &mut impl FrameSink) -> bool {
+    fn send(&self, to: &Endpoints<'_>, out: &mut impl FrameSink) -> bool {
         out.send_in_place(&ReadTo { to, read: self }) == Tx::Sent
     }
 }
@@ -449,7 +449,7 @@ impl Node {
             req.return_result(kept);
             return cold(false);
         };
-        if !req.send(&To { peer, src: &self.port.addr, ep, made }, out) {
+        if !req.send(&Endpoints { peer, src: &self.port.addr, ep, made }, out) {
             req.return_result(self.fast_ops.free(made.idx()).result);
             return cold(false);
         }
@@ -548,7 +548,7 @@ impl Operations<'_> {
         peer.forget_fast_op();
         self.objects.eps[e].tx_used -= 1;
         let (flags, which) = form.outcome();
-        self.objects.tell_rma(e, context, flags, (which, bytes));
+        self.objects.complete_rma(e, context, flags, (which, bytes));
     }
 
     /// The answer to an operation of the fast path, a RESP received on the slow path: what it says,
@@ -609,11 +609,11 @@ impl Operations<'_> {
         self.fast_ops.discard(w);
         if e != EpIdx::NONE {
             self.objects.eps[e].tx_used -= 1;
-            self.tell_fast_failure((e, p, form), context, err, prov_errno);
+            self.report_fast_failure((e, p, form), context, err, prov_errno);
         }
     }
 
-    fn tell_fast_failure(
+    fn report_fast_failure(
         &mut self,
         (e, p, form): (EpIdx, PeerIdx, Form),
         op_context: u64,
@@ -624,7 +624,7 @@ impl Operations<'_> {
         let cqe = Cqe { op_context, flags, src: FI_ADDR_UNSPEC, ..Cqe::default() };
         let failure = CqErr { cqe, olen: 0, err, prov_errno, err_data: None };
         let cntr = self.objects.eps[e].rma_cntr[which];
-        self.objects.tell_failure((e, p), failure, cntr);
+        self.objects.report_op_failure((e, p), failure, cntr);
     }
 
     /// Ends all operations to peer `p`, whose session has ended with `err`.
@@ -667,7 +667,7 @@ impl Operations<'_> {
             let (context, form, p) = (op.context, op.form(), op.peer());
             self.objects.eps[e].tx_used -= 1;
             let (err, prov) = (Error::Canceled, ProvErrno::UnknownOutcome);
-            self.tell_fast_failure((e, p, form), context, err, prov);
+            self.report_fast_failure((e, p, form), context, err, prov);
         }
     }
 }
@@ -727,7 +727,7 @@ impl BaseOut for BaseTo<'_> {
 
 /// Destination and source of an operation about to be sent.
 #[derive(Clone, Copy)]
-struct To<'a> {
+struct Endpoints<'a> {
     peer: &'a Peer,
     /// This node, as [`Station::word`](barewire_driver::port::Station::word) has it.
     src: &'a u64,
@@ -737,7 +737,7 @@ struct To<'a> {
     made: Handle<FastOpIdx>,
 }
 
-impl To<'_> {
+impl Endpoints<'_> {
     /// The remote range of a packet that carries the whole operation.
     #[inline(always)]
     fn range(&self, range: &RmaIov) -> RemoteRange {
@@ -756,7 +756,7 @@ impl To<'_> {
 
 /// Operation, type and range of an atomic request.
 #[derive(Clone, Copy)]
-struct What {
+struct AtomicDesc {
     kind: AtomicKind,
     op: u32,
     ty: u32,
@@ -765,10 +765,10 @@ struct What {
 
 /// Sends an atomic operation. False if the port did not take it.
 #[inline(always)]
-fn send_atomic(to: &To<'_>, req: &FastAtomic<'_>, out: &mut impl FrameSink) -> bool {
+fn send_atomic(to: &Endpoints<'_>, req: &FastAtomic<'_>, out: &mut impl FrameSink) -> bool {
     let fetch = &to.ep.fetch;
     let &FastAtomic { kind, op, ty, operand, compare, call: FastCall { range, .. }, .. } = req;
-    let what = What { kind, op, ty, range };
+    let what = AtomicDesc { kind, op, ty, range };
     // A payload of constant length: it needs no branches on the way.
     if fetch.word {
         return out.send_in_place(&WithWord { to, what: &what, operand }) == Tx::Sent;
@@ -787,8 +787,8 @@ fn send_atomic(to: &To<'_>, req: &FastAtomic<'_>, out: &mut impl FrameSink) -> b
 
 #[inline(never)]
 fn send_with_inline(
-    to: To<'_>,
-    what: What,
+    to: Endpoints<'_>,
+    what: AtomicDesc,
     payload: InlineBytes,
     out: &mut impl FrameSink,
 ) -> bool {
@@ -797,7 +797,7 @@ fn send_with_inline(
 
 /// Writes a request without its payload of `plen` bytes.
 #[inline(always)]
-fn put_request(to: &To<'_>, what: &What, plen: usize, out: &mut impl HeadOut) {
+fn put_request(to: &Endpoints<'_>, what: &AtomicDesc, plen: usize, out: &mut impl HeadOut) {
     let fetch = what.kind != AtomicKind::Base;
     to.put_base(Ty::Atomic, plen, out);
     let op = AtomicOp {
@@ -819,8 +819,8 @@ fn put_request(to: &To<'_>, what: &What, plen: usize, out: &mut impl HeadOut) {
 /// A request whose payload is one 8-byte operand. It is read when it is written, so that it
 /// occupies no register before.
 struct WithWord<'a> {
-    to: &'a To<'a>,
-    what: &'a What,
+    to: &'a Endpoints<'a>,
+    what: &'a AtomicDesc,
     operand: &'a Span,
 }
 
@@ -841,8 +841,8 @@ impl InPlaceFrame<{ AtomicOp::HEAD + 8 }> for WithWord<'_> {
 
 /// A request with up to [`InlineBytes::MAX`] bytes of payload.
 struct WithInline<'a> {
-    to: &'a To<'a>,
-    what: &'a What,
+    to: &'a Endpoints<'a>,
+    what: &'a AtomicDesc,
     payload: InlineBytes,
 }
 
@@ -865,7 +865,7 @@ impl InPlaceFrame<{ AtomicOp::HEAD }> for WithInline<'_> {
 
 /// A write about to be sent.
 struct WriteTo<'a> {
-    to: &'a To<'a>,
+    to: &'a Endpoints<'a>,
     write: &'a FastWrite<'a>,
 }
 
@@ -893,7 +893,7 @@ impl InPlaceFrame<{ WriteOp::HEAD }> for WriteTo<'_> {
 
 /// A read about to be sent.
 struct ReadTo<'a> {
-    to: &'a To<'a>,
+    to: &'a Endpoints<'a>,
     read: &'a FastRead<'a>,
 }
 

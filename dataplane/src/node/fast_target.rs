@@ -45,7 +45,7 @@ pub(super) struct Answer {
 
 /// How a request is executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Does {
+enum ExecKind {
     /// Adds to one of `words`; no counter counts it.
     Add,
     /// One integer of 4 or 8 bytes: [`Span::atomic_word`].
@@ -66,9 +66,9 @@ struct AccessGrant {
     key: RequestKey,
     /// Remote address of the region's first byte.
     base: u64,
-    /// The region's memory, for [`Does::Add`]; lent while the region is registered.
+    /// The region's memory, for [`ExecKind::Add`]; lent while the region is registered.
     words: Words,
-    does: Does,
+    does: ExecKind,
     /// It fetches: the old values go back.
     fetch: bool,
     /// A counter of the region or of the endpoint counts it.
@@ -87,7 +87,7 @@ struct AccessGrant {
 
 /// What goes back to the initiator.
 #[derive(Clone, Copy)]
-enum Old {
+enum ReplyValue {
     Word(Word),
     Few(InlineBytes),
     /// Bytes of the grant's memory: offset and length.
@@ -163,7 +163,7 @@ impl AccessGrant {
         key: RequestKey::NOTHING,
         base: 0,
         words: Words::NONE,
-        does: Does::Bytes,
+        does: ExecKind::Bytes,
         fetch: false,
         counted: false,
         plen: 0,
@@ -348,14 +348,19 @@ impl Responder<'_> {
     /// Keeps an answer until the end of the burst, or, if it is long, for the next
     /// [`transmit`](Node::transmit).
     #[inline(never)]
-    fn answer_soon(&mut self, p: PeerIdx, reply_to: wire::ReplyTo, (slot, old): (usize, Old)) {
+    fn answer_soon(
+        &mut self,
+        p: PeerIdx,
+        reply_to: wire::ReplyTo,
+        (slot, old): (usize, ReplyValue),
+    ) {
         if self.objects.peers[p].owe_ack_lossless() {
             self.objects.due.make_ready(self.objects.peers, p);
         }
         let values = match old {
-            Old::Word(word) => InlineBytes::one(word.value.into(), word.len()),
-            Old::Few(values) => values,
-            Old::Part(at, len) => {
+            ReplyValue::Word(word) => InlineBytes::one(word.value.into(), word.len()),
+            ReplyValue::Few(values) => values,
+            ReplyValue::Part(at, len) => {
                 let memory = IoBuf::one(self.target.grants[slot].memory.again());
                 let mut bytes = OldValues::of_len(len, self.spare);
                 memory.read_at(at, bytes.get_mut());
@@ -422,9 +427,9 @@ impl Responder<'_> {
         let words = Words::of(&memory, mr.is_shared());
         let adds = word && bytes == 8 && what == atomic::AtomicOp::Sum && !counted;
         let does = match words {
-            Some(_) if adds => Does::Add,
-            _ if word => Does::Word,
-            _ => Does::Elements,
+            Some(_) if adds => ExecKind::Add,
+            _ if word => ExecKind::Word,
+            _ => ExecKind::Elements,
         };
         Some(AccessGrant {
             key: request.key,
@@ -482,7 +487,7 @@ trait Execution {
     const COMMON: bool = false;
 
     /// What goes back.
-    type Old: Answered;
+    type ReplyValue: Answered;
 
     /// Executes the request in `frame`, which has the shape of `grant`. `None`, and nothing
     /// changed, if that is not possible (bounds, alignment, lengths). `answer_max`: bytes that an
@@ -492,14 +497,14 @@ trait Execution {
         op: &RawRequest,
         base: &BaseWords,
         rest: (&RxFrame<'_>, usize),
-    ) -> Option<Self::Old>;
+    ) -> Option<Self::ReplyValue>;
 
     /// Bytes that the executed request has transferred, for counters: of elements, of what it wrote
     /// or read.
-    fn bytes(grant: &AccessGrant, base: &BaseWords, old: &Self::Old) -> usize;
+    fn bytes(grant: &AccessGrant, base: &BaseWords, old: &Self::ReplyValue) -> usize;
 }
 
-/// [`Does::Add`].
+/// [`ExecKind::Add`].
 enum Add {}
 /// Any atomic operation.
 enum Atomic {}
@@ -509,7 +514,7 @@ enum Read {}
 impl Execution for Add {
     const ASK: RequestTy = RequestTy::Atomic;
     const COMMON: bool = true;
-    type Old = Word;
+    type ReplyValue = Word;
 
     #[inline(always)]
     fn execute(
@@ -518,7 +523,7 @@ impl Execution for Add {
         base: &BaseWords,
         (frame, _): (&RxFrame<'_>, usize),
     ) -> Option<Word> {
-        if grant.does != Does::Add || usize::from(base.plen()) != size_of::<u64>() {
+        if grant.does != ExecKind::Add || usize::from(base.plen()) != size_of::<u64>() {
             return cold(None);
         }
         let operand = u64::from_le_bytes(frame.chunk_at(AtomicOp::HEAD)?);
@@ -533,14 +538,14 @@ impl Execution for Add {
 
 impl Execution for Atomic {
     const ASK: RequestTy = RequestTy::Atomic;
-    type Old = Old;
+    type ReplyValue = ReplyValue;
 
     fn execute(
         grant: &AccessGrant,
         op: &RawRequest,
         base: &BaseWords,
         (frame, _): (&RxFrame<'_>, usize),
-    ) -> Option<Old> {
+    ) -> Option<ReplyValue> {
         let (plen, bytes) = (usize::from(grant.plen), usize::from(grant.bytes));
         let at = usize::try_from(op.addr.wrapping_sub(grant.base)).ok()?;
         let memory = grant.memory.piece(at, bytes)?;
@@ -548,11 +553,11 @@ impl Execution for Atomic {
             return None;
         }
         let fetched = if grant.fetch { bytes } else { 0 };
-        if grant.does != Does::Elements {
+        if grant.does != ExecKind::Elements {
             let operands = frame.u128_at(AtomicOp::HEAD, plen)?;
             let shared = grant.sharing.is_shared();
             let old = memory.atomic_word(0, grant.op, grant.ty, operands, shared)?;
-            return Some(Old::of(old.into(), fetched));
+            return Some(ReplyValue::of(old.into(), fetched));
         }
         let (mut operands, mut old) = ([0; InlineBytes::MAX], [0; U128_LEN]);
         if !frame.copy_to(AtomicOp::HEAD, &mut operands[..plen]) {
@@ -562,17 +567,17 @@ impl Execution for Atomic {
         let (count, to) = (bytes / grant.ty.size(), &mut old[..bytes]);
         let buf = IoBuf::one(memory);
         let done = buf.atomic(0, grant.op, grant.ty, count, operand, compare, to, grant.sharing);
-        done.ok().map(|()| Old::of(u128::from_le_bytes(old), fetched))
+        done.ok().map(|()| ReplyValue::of(u128::from_le_bytes(old), fetched))
     }
 
-    fn bytes(grant: &AccessGrant, _: &BaseWords, _: &Old) -> usize {
+    fn bytes(grant: &AccessGrant, _: &BaseWords, _: &ReplyValue) -> usize {
         grant.bytes.into()
     }
 }
 
 impl Execution for Write {
     const ASK: RequestTy = RequestTy::Write;
-    type Old = Word;
+    type ReplyValue = Word;
 
     #[inline(always)]
     fn execute(
@@ -594,7 +599,7 @@ impl Execution for Write {
 
 impl Execution for Read {
     const ASK: RequestTy = RequestTy::Read;
-    type Old = Old;
+    type ReplyValue = ReplyValue;
 
     #[inline(always)]
     fn execute(
@@ -602,21 +607,21 @@ impl Execution for Read {
         op: &RawRequest,
         base: &BaseWords,
         (frame, answer_max): (&RxFrame<'_>, usize),
-    ) -> Option<Old> {
+    ) -> Option<ReplyValue> {
         let len = RawRequest::len(frame, Self::ASK, base)?;
         let at = usize::try_from(op.addr.wrapping_sub(grant.base)).ok()?;
         match grant.memory.piece(at, len)?.word_at(0) {
-            Some(word) if len == size_of::<u64>() => Some(Old::Word(Word::of(word, len))),
+            Some(word) if len == size_of::<u64>() => Some(ReplyValue::Word(Word::of(word, len))),
             _ if len > answer_max => cold(None),
-            _ => Some(Old::Part(at, len)),
+            _ => Some(ReplyValue::Part(at, len)),
         }
     }
 
-    fn bytes(_: &AccessGrant, _: &BaseWords, old: &Old) -> usize {
+    fn bytes(_: &AccessGrant, _: &BaseWords, old: &ReplyValue) -> usize {
         match old {
-            Old::Word(word) => word.len(),
-            Old::Few(values) => values.len(),
-            Old::Part(_, len) => *len,
+            ReplyValue::Word(word) => word.len(),
+            ReplyValue::Few(values) => values.len(),
+            ReplyValue::Part(_, len) => *len,
         }
     }
 }
@@ -627,7 +632,7 @@ trait Answered: Copy {
     fn send(self, answer: AnswerTo<'_, &Span>, out: &mut impl FrameSink) -> Tx;
 
     /// The same for an answer that leaves later.
-    fn kept(self) -> Old;
+    fn kept(self) -> ReplyValue;
 }
 
 impl Answered for Word {
@@ -636,12 +641,12 @@ impl Answered for Word {
         out.send_in_place(&answer.with(self))
     }
 
-    fn kept(self) -> Old {
-        Old::Word(self)
+    fn kept(self) -> ReplyValue {
+        ReplyValue::Word(self)
     }
 }
 
-impl Answered for Old {
+impl Answered for ReplyValue {
     #[inline(always)]
     fn send(self, answer: AnswerTo<'_, &Span>, out: &mut impl FrameSink) -> Tx {
         match self {
@@ -659,7 +664,7 @@ impl Answered for Old {
     }
 }
 
-impl Old {
+impl ReplyValue {
     /// The first `bytes` bytes of `value`.
     fn of(value: u128, bytes: usize) -> Self {
         match bytes {

@@ -388,9 +388,9 @@ impl Node {
         // On a lossless path it is not retransmitted, so a session has to end: the one that holds
         // most slots.
         let most = self.peers.iter().max_by_key(|(_, peer)| peer.reorder_buf.len);
-        let hog = most.map_or(p, |(hog, _)| hog);
-        self.sessions().end_session(now, hog, EndReason::Excess);
-        hog != p
+        let largest_holder = most.map_or(p, |(largest_holder, _)| largest_holder);
+        self.sessions().end_session(now, largest_holder, EndReason::Excess);
+        largest_holder != p
     }
 
     /// Takes buffered packets that are now in order.

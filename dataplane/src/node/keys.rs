@@ -45,7 +45,7 @@ impl Age {
 
 impl Openings {
     /// Whether the age of keys is to be looked at.
-    pub(super) fn looks_at_keys(&self, now: Instant) -> bool {
+    pub(super) fn key_check_is_due(&self, now: Instant) -> bool {
         self.seals.as_ref().is_some_and(|seals| now >= seals.look_at)
     }
 
@@ -179,7 +179,7 @@ impl Control<'_> {
     /// Replaces the keys that are old, and erases those that only reordered frames needed. A peer
     /// to which nothing would be sent gets a PING, so that it replaces its old key too.
     #[cold]
-    pub(super) fn look_at_keys(&mut self, now: Instant) {
+    pub(super) fn rotate_old_keys(&mut self, now: Instant) {
         let every = self.settings.rekey_ns;
         let Some(seals) = &mut self.openings.seals else { return };
         seals.look_at = now + (every / LOOKS).max(1);

@@ -7,7 +7,7 @@
 
 use super::ops::{TxWr, WrFlags};
 use super::peer::State;
-use super::srx::Unended;
+use super::srx::EndedRecv;
 use super::{Control, EndReason, MsgKind, Objects, Operations};
 use crate::error::{Error, Result};
 use crate::idx::{EpIdx, PeerIdx};
@@ -15,7 +15,7 @@ use crate::types::NO_ENTRY;
 
 /// An endpoint that has not yet been told that the session with a peer was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Untold {
+struct LossReport {
     ep: EpIdx,
     peer: PeerIdx,
 }
@@ -23,26 +23,26 @@ struct Untold {
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Losses {
-    untold: Vec<Untold>,
+    reports: Vec<LossReport>,
     /// Receives of shared contexts that have ended and wait for room to be told.
-    pub(super) unended: Vec<Unended>,
+    pub(super) unended: Vec<EndedRecv>,
 }
 
 impl Losses {
     /// Whether an endpoint has yet to be told about peer `p`: then no post to it may take the fast
     /// path.
     pub(super) fn concern(&self, p: PeerIdx) -> bool {
-        self.untold.iter().any(|untold| untold.peer == p)
+        self.reports.iter().any(|reports| reports.peer == p)
     }
 
     /// Endpoint `e` is closed.
     pub(super) fn forget_ep(&mut self, e: EpIdx) {
-        self.untold.retain(|untold| untold.ep != e);
+        self.reports.retain(|reports| reports.ep != e);
     }
 
     /// Another life of peer `p` is current from now on, or its record is freed.
     pub(super) fn forget_peer(&mut self, p: PeerIdx) {
-        self.untold.retain(|untold| untold.peer != p);
+        self.reports.retain(|reports| reports.peer != p);
     }
 }
 
@@ -77,9 +77,9 @@ impl Operations<'_> {
                 .collect()
         };
         for ep in concerned {
-            let untold = Untold { ep, peer: p };
-            if !self.objects.observed.losses.untold.contains(&untold) {
-                self.objects.observed.losses.untold.push(untold);
+            let reports = LossReport { ep, peer: p };
+            if !self.objects.observed.losses.reports.contains(&reports) {
+                self.objects.observed.losses.reports.push(reports);
                 if lossless {
                     self.objects.cntrs.count_failed(self.objects.eps[ep].tx_cntr);
                 }
@@ -135,18 +135,18 @@ impl Control<'_> {
     /// # Errors
     /// [`Error::ConnReset`]: nothing was posted.
     #[inline]
-    pub(super) fn tell_loss(&mut self, e: EpIdx, p: PeerIdx) -> Result<()> {
-        if self.observed.losses.untold.is_empty() { Ok(()) } else { self.tell_loss_of(e, p) }
+    pub(super) fn report_loss(&mut self, e: EpIdx, p: PeerIdx) -> Result<()> {
+        if self.observed.losses.reports.is_empty() { Ok(()) } else { self.report_loss_to(e, p) }
     }
 
     #[cold]
-    fn tell_loss_of(&mut self, e: EpIdx, p: PeerIdx) -> Result<()> {
+    fn report_loss_to(&mut self, e: EpIdx, p: PeerIdx) -> Result<()> {
         let losses = &mut self.observed.losses;
-        let untold = Untold { ep: e, peer: p };
-        let Some(at) = losses.untold.iter().position(|other| *other == untold) else {
+        let reports = LossReport { ep: e, peer: p };
+        let Some(at) = losses.reports.iter().position(|other| *other == reports) else {
             return Ok(());
         };
-        losses.untold.swap_remove(at);
+        losses.reports.swap_remove(at);
         if self.peers[p].state == State::Open && !self.observed.losses.concern(p) {
             self.peers[p].fast_path = self.takes_fast_path(p);
             self.peers[p].note_order();

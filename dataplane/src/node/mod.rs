@@ -18,7 +18,6 @@ mod cookie;
 mod cqs;
 mod credit;
 mod deferred_ep;
-mod doubt;
 mod due;
 mod ep;
 mod eps;
@@ -30,7 +29,6 @@ mod fast_segment;
 mod fast_target;
 mod input;
 mod keys;
-mod looped;
 mod lost;
 mod mr;
 mod mtu;
@@ -48,6 +46,7 @@ mod packet;
 mod path;
 mod peer;
 mod peers_by_station;
+mod pending_reset;
 mod port;
 mod post;
 mod pull;
@@ -61,6 +60,7 @@ mod round_trips;
 mod route;
 mod secured;
 mod segments;
+mod self_loop;
 mod sep;
 mod session;
 mod srx;
@@ -103,7 +103,6 @@ use cqs::{CqTable, Cqs};
 use credit::Blocks;
 pub(crate) use due::{Due, Todo};
 use eps::Eps;
-use looped::Looped;
 use opening::Openings;
 use ops::{Response, UnexpectedMsg};
 use pack::Packs;
@@ -114,6 +113,7 @@ use pull::Pulls;
 use recv::{Reassemblies, Receives};
 use reorder::Reorder;
 use rma::Spare;
+use self_loop::SelfLoop;
 use tally::Observed;
 use tx::TxWrs;
 
@@ -122,8 +122,8 @@ pub use crate::cq::{NoReader, Reader};
 pub use claims::{CLAIMS_MAX, Claim};
 use coll::Coll;
 pub use coll::{
-    BLOCK_MAX, CollAttr, CollCall, CollForce, CollReq, FI_NOOP, FI_VOID, GroupId, JoinEvent,
-    JoinModel, JoinReq, Kind as CollKind, MEMBERS_MAX, Role, What as CollWhat,
+    BLOCK_MAX, CallWord as CollWord, CollAttr, CollCall, CollForce, CollReq, FI_NOOP, FI_VOID,
+    GroupId, JoinEvent, JoinModel, JoinReq, Kind as CollKind, MEMBERS_MAX, Role,
     query as query_collective,
 };
 pub use ep::EpCounters;
@@ -204,7 +204,7 @@ pub struct NodeSettings {
     pub keys: Option<Keyring>,
     /// Whether the secrets of sessions are exported, so that recordings can be decrypted
     /// (`Openings::take_secrets`). Default no.
-    pub tells_secrets: bool,
+    pub export_secrets: bool,
     /// Age at which the key of a session's frames is replaced by the next, nanoseconds, at least
     /// 1,000,000: each end does so for its own frames. Default an hour.
     pub rekey_ns: u64,
@@ -279,7 +279,7 @@ impl Default for NodeSettings {
             by_name: true,
             inserted: false,
             keys: None,
-            tells_secrets: false,
+            export_secrets: false,
             rekey_ns: 3_600_000_000_000,
             aes: crate::seal::has_aes(),
         }
@@ -724,7 +724,7 @@ pub struct Node {
     /// The multicast groups that its endpoints are in.
     pub groups: Multicast,
     /// Frames to ourselves.
-    pub(crate) looped: Looped,
+    pub(crate) self_loop: SelfLoop,
 
     /// Sessions that are being opened, and the keys.
     pub openings: Openings,
@@ -811,7 +811,7 @@ impl Node {
             replies: Replies::default(),
             names: Names::default(),
             groups: Multicast::default(),
-            looped: Looped::new(),
+            self_loop: SelfLoop::new(),
             openings: Openings::new(s, caps, frame_len),
             counters: NodeCounters::default(),
             observed: Observed::new(s.peer_max),
@@ -1005,7 +1005,7 @@ pub(crate) struct Sending<'a> {
     packs: &'a Packs,
     mrs: &'a Mrs,
     /// Frames to ourselves.
-    looped: &'a mut Looped,
+    self_loop: &'a mut SelfLoop,
     due: &'a mut Due,
     observed: &'a mut Observed,
     counters: &'a mut NodeCounters,
@@ -1016,7 +1016,7 @@ impl Node {
     #[inline(always)]
     pub(crate) fn sending(&mut self) -> Sending<'_> {
         let Self { port, peers, sent, acks, turn, tx, responses, packs, mrs, .. } = self;
-        let Self { looped, due, observed, counters, .. } = self;
+        let Self { self_loop, due, observed, counters, .. } = self;
         Sending {
             port,
             peers,
@@ -1027,7 +1027,7 @@ impl Node {
             responses,
             packs,
             mrs,
-            looped,
+            self_loop,
             due,
             observed,
             counters,

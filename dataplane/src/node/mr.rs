@@ -226,7 +226,7 @@ impl Mrs {
         loop {
             self.drawn += 1;
             let random = self.keyed_hash(self.drawn) & !SLOT_MASK;
-            let key = random | self.disguise(random, slot.get());
+            let key = random | self.scramble(random, slot.get());
             if self.of_key(key).is_none() {
                 return key;
             }
@@ -243,7 +243,7 @@ impl Mrs {
     }
 
     /// The lower bits of a drawn key whose upper bits are those of `key`, for a slot; and back.
-    fn disguise(&self, key: u64, slot: u32) -> u64 {
+    fn scramble(&self, key: u64, slot: u32) -> u64 {
         // Another input than any of `draw_key`, which counts from 1.
         (self.keyed_hash(!(key >> SLOT_BITS)) ^ u64::from(slot)) & SLOT_MASK
     }
@@ -255,7 +255,7 @@ impl Mrs {
         if self.table.get(self.last).is_some_and(|mr| mr.key == key) {
             return Some(self.last);
         }
-        let slot = MrIdx::of(self.disguise(key, key as u32) as u32);
+        let slot = MrIdx::of(self.scramble(key, key as u32) as u32);
         if self.table.get(slot).is_some_and(|mr| same(mr) && !mr.by_app) {
             return Some(slot);
         }

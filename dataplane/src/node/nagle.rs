@@ -98,7 +98,7 @@ impl Nagle {
     /// if the one before went to another peer.
     #[inline(always)]
     pub(super) fn wants(&self, p: PeerIdx, in_flight: u32) -> bool {
-        self.applies && self.wants_dear(p, in_flight)
+        self.applies && self.coalesces(p, in_flight)
     }
 
     /// A message to `p` has left or waits.
@@ -107,7 +107,7 @@ impl Nagle {
         self.last = p;
     }
 
-    fn wants_dear(&self, p: PeerIdx, in_flight: u32) -> bool {
+    fn coalesces(&self, p: PeerIdx, in_flight: u32) -> bool {
         let busy = if self.streams_to == p { 1 } else { BUSY };
         if self.last != p || in_flight < busy {
             return false;
@@ -156,7 +156,7 @@ impl Packs {
     }
 
     /// The packet that was held has left, or ended.
-    pub(super) fn no_longer_held(&mut self, due: &mut Due) {
+    pub(super) fn release_hold(&mut self, due: &mut Due) {
         self.nagle.end();
         due.todo.remove(Todo::HELD);
     }
@@ -164,13 +164,13 @@ impl Packs {
     /// No further message joins the packet that is open.
     pub(super) fn close_open(&mut self, due: &mut Due) {
         self.open = TxIdx::NONE;
-        self.no_longer_held(due);
+        self.release_hold(due);
     }
 
     /// Lets the packet that is held, if any, leave with the next transmit.
     pub(crate) fn release_held(&mut self, tx: &TxWrs, peers: &mut Peers, due: &mut Due) {
         if self.nagle.holds() {
-            self.no_longer_held(due);
+            self.release_hold(due);
             if let Some(wr) = tx.wrs.get(self.open) {
                 due.make_ready(peers, wr.peer);
             }

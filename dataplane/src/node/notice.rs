@@ -153,7 +153,7 @@ impl EndReason {
     }
 
     /// Whether the peer is told, by an RST.
-    pub const fn tells(self) -> bool {
+    pub const fn sends_rst(self) -> bool {
         matches!(
             self,
             Self::Silent

@@ -34,11 +34,11 @@ impl Node {
                 *to = *cqe;
             }
         });
-        taken.filter(|&n| n > 0).map_or_else(|| self.cqs.why_nothing(cq), Ok)
+        taken.filter(|&n| n > 0).map_or_else(|| self.cqs.empty_reason(cq), Ok)
     }
 
     /// Reads up to `most` completions, oldest first, and lends each to `put` where it lies. Returns
-    /// their number: 0 if an error is next, which [`Cqs::why_nothing`](super::Cqs::why_nothing)
+    /// their number: 0 if an error is next, which [`Cqs::empty_reason`](super::Cqs::why_nothing)
     /// reports. `None` if the queue is empty: then turning the loop may help.
     ///
     /// The generation of `cq` is NOT checked: the caller keeps the queue open. A stale id reads the

@@ -12,14 +12,14 @@ use barewire_driver::port::{PortCaps, Station, Tx};
 
 use super::backoff::Backoff;
 use super::cookie::Secret;
-use super::doubt::Doubt;
 use super::mtu::{LENGTHS, Search};
 use super::ops::WrFlags;
-use super::other_key::OtherKeys;
+use super::other_key::KeyMismatches;
 use super::peer::{GENERATIONS, Peer, State, next_sid};
-use super::secured::{Over, Seals};
+use super::pending_reset::PendingReset;
+use super::secured::{EndedSession, Seals};
 use super::stuck::Progress;
-use super::versions::ToldStations;
+use super::versions::LoggedStations;
 use super::{Control, EndReason, FrameSink, NodeSettings, Operations, Reply, Sessions};
 use crate::error::Error;
 use crate::idx::{PeerIdx, TxIdx};
@@ -114,12 +114,12 @@ pub struct Openings {
     /// That of the last session.
     pub(super) epoch: u32,
     pub(super) secret: Secret,
-    pub(super) other_versions: ToldStations,
+    pub(super) other_versions: LoggedStations,
     /// Peers with this node's MAC that are not near.
-    same_mac: ToldStations,
-    pub(super) other_keys: OtherKeys,
+    same_mac: LoggedStations,
+    pub(super) other_keys: KeyMismatches,
     /// By peer slot: resets without proof, of open sealed sessions.
-    pub(super) doubts: HashMap<PeerIdx, Doubt>,
+    pub(super) pending_resets: HashMap<PeerIdx, PendingReset>,
     /// Keys, if frames are sealed. Not here while frames leave.
     pub(super) seals: Option<Box<Seals>>,
     /// Peers are known by certificates. Here also while frames leave.
@@ -128,7 +128,7 @@ pub struct Openings {
     /// [`remote_sid`](Peer::remote_sid) is, as another tenant's has it.
     pub(super) other_names: HashMap<PeerIdx, u32>,
     /// Sessions whose keys are to be forgotten when the seals are back.
-    pub(super) sealed_over: Vec<Over>,
+    pub(super) ended_sealed: Vec<EndedSession>,
     /// Padding of an OPEN or a PROBE, on a lossy port.
     padding: Vec<u8>,
     /// Sessions without proof, oldest first. Those that were confirmed or ended may still be here.
@@ -150,15 +150,15 @@ impl Openings {
             progress: HashMap::new(),
             searches: HashMap::new(),
             secret: Secret::of_seed(s.seed),
-            other_versions: ToldStations::default(),
-            same_mac: ToldStations::default(),
-            other_keys: OtherKeys::default(),
-            doubts: HashMap::new(),
+            other_versions: LoggedStations::default(),
+            same_mac: LoggedStations::default(),
+            other_keys: KeyMismatches::default(),
+            pending_resets: HashMap::new(),
             padding: vec![0; if caps.lossless { 0 } else { frame_len }],
             seals,
             certified,
             other_names: HashMap::new(),
-            sealed_over: Vec::new(),
+            ended_sealed: Vec::new(),
             half_open: Vec::with_capacity(HALF_OPEN_MAX),
             tokens: 0,
             refilled: Instant(0),
@@ -204,7 +204,7 @@ impl Openings {
         self.paths.remove(&p);
         self.progress.remove(&p);
         self.searches.remove(&p);
-        self.doubts.remove(&p);
+        self.pending_resets.remove(&p);
     }
 
     /// As [`forget`](Self::forget), of a session that is over.
@@ -367,7 +367,7 @@ impl Control<'_> {
         op: &OpenOp,
         len: u16,
     ) -> bool {
-        let known = self.by_station.get(self.peers, src, self.openings.heard_tenant());
+        let known = self.by_station.get(self.peers, src, self.openings.frame_tenant());
         let peer = known.map(|p| &self.peers[p]);
         // The application named this life of the peer, which cannot be guessed: that is proof.
         if peer.is_some_and(|peer| peer.opened_as(op) || peer.is_named(op.inc)) {
@@ -441,7 +441,7 @@ impl Control<'_> {
 
     /// Takes a challenge: the OPEN that it echoes goes out once more, with the cookie.
     pub(super) fn on_challenge(&mut self, base: &Base, op: &OpenOp) {
-        let known = self.by_station.get(self.peers, base.src, self.openings.heard_tenant());
+        let known = self.by_station.get(self.peers, base.src, self.openings.frame_tenant());
         let asked = known.filter(|&p| self.peers[p].opened_as(op) && self.peers[p].opens);
         // A challenge that brings nothing new is dropped: the answers would go on for ever.
         let Some(p) = asked.filter(|&p| self.openings.path(p).cookie != op.cookie) else {
@@ -547,7 +547,7 @@ impl Control<'_> {
     /// Queues an OPEN without padding as a reply, if it has at most `len` bytes after the Ethernet
     /// header.
     fn reply_open(&mut self, base: &Base, op: &OpenOp, len: u16) {
-        let reply = Reply::open(base, op).under(self.openings.heard_tenant());
+        let reply = Reply::open(base, op).under(self.openings.frame_tenant());
         self.push_reply(reply, usize::from(len) + ETH_HDR_LEN);
     }
 }

@@ -208,7 +208,7 @@ pub(crate) struct RecvWr {
     /// Its memory, unless that is a list.
     pub(crate) buf: Span,
     pub(crate) ep: EpIdx,
-    pub(crate) is: RecvIs,
+    pub(crate) is: RecvFlags,
     /// Messages that are being placed.
     pub(crate) active: u32,
 }
@@ -216,7 +216,7 @@ pub(crate) struct RecvWr {
 bitflags! {
     /// Kind and flags of a posted receive.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub(crate) struct RecvIs: u32 {
+    pub(crate) struct RecvFlags: u32 {
         /// The common case: takes one message, into one span, writes a completion on success, and
         /// is no deferred endpoint's.
         const SIMPLE = 1 << 0;
@@ -235,14 +235,14 @@ bitflags! {
 
 impl RecvWr {
     #[inline(always)]
-    pub(crate) fn is(&self, what: RecvIs) -> bool {
+    pub(crate) fn is(&self, what: RecvFlags) -> bool {
         self.is.contains(what)
     }
 
     /// What every entry about it says.
     #[inline(always)]
     pub(crate) fn cq_flags(&self) -> CqFlags {
-        CqFlags::RECV | if self.is(RecvIs::TAGGED) { CqFlags::TAGGED } else { CqFlags::MSG }
+        CqFlags::RECV | if self.is(RecvFlags::TAGGED) { CqFlags::TAGGED } else { CqFlags::MSG }
     }
 
     /// Becomes a simple receive of endpoint `ep`, in a vacant slot or one whose receive has ended.
@@ -250,14 +250,14 @@ impl RecvWr {
     pub(crate) fn set_simple(&mut self, ep: EpIdx, tagged: bool, context: u64, buf: Span) {
         debug_assert!((self.used, self.active) == (0, 0));
         (self.context, self.buf, self.ep) = (context, buf, ep);
-        self.is = RecvIs::SIMPLE | RecvIs::SIGNALED;
-        self.is.set(RecvIs::TAGGED, tagged);
+        self.is = RecvFlags::SIMPLE | RecvFlags::SIGNALED;
+        self.is.set(RecvFlags::TAGGED, tagged);
     }
 }
 
 impl Vacant for RecvWr {
     fn vacant() -> Self {
-        let (buf, is) = (Span::EMPTY, RecvIs::empty());
+        let (buf, is) = (Span::EMPTY, RecvFlags::empty());
         Self { context: 0, used: 0, buf, ep: EpIdx::NONE, is, active: 0 }
     }
 }
@@ -265,7 +265,7 @@ impl Vacant for RecvWr {
 impl Receive for RecvWr {
     #[inline(always)]
     fn is_simple(&self) -> bool {
-        self.is(RecvIs::SIMPLE)
+        self.is(RecvFlags::SIMPLE)
     }
 }
 

@@ -25,11 +25,11 @@ const STATIONS_MAX: usize = 64;
 
 /// Stations that are known to have another key or none.
 #[derive(Debug, Default)]
-pub(crate) struct OtherKeys {
+pub(crate) struct KeyMismatches {
     stations: Vec<Station>,
 }
 
-impl OtherKeys {
+impl KeyMismatches {
     /// Clears the list: with new keys these stations are reported again.
     pub(super) fn forget(&mut self) {
         self.stations.clear();

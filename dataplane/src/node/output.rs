@@ -80,8 +80,8 @@ impl Node {
     /// [`transmit`](Self::transmit) for a turn in which [`passes`](Self::passes) was false.
     pub(crate) fn transmit_due(&mut self, now: Instant, out: &mut dyn FrameSink) -> usize {
         if self.openings.seals.is_some() {
-            if self.openings.looks_at_keys(now) {
-                self.control().look_at_keys(now);
+            if self.openings.key_check_is_due(now) {
+                self.control().rotate_old_keys(now);
             }
             return self.through_seals(out, |node, out| node.transmit_all(now, out));
         }
@@ -110,7 +110,7 @@ impl Node {
         if owes_acks {
             self.send_acks(now, &mut DynSink(out));
         }
-        self.ask_after_tails(now);
+        self.probe_tails(now);
         if let Some(cq) = self.objects().starved_with_room() {
             self.receiving().retry_cq_waiters(cq);
         }
@@ -129,11 +129,11 @@ impl Node {
             self.counters.tx_frames += 1;
         }
         let groups_done = self.send_to_groups(out);
-        if !self.looped.queue.is_empty() {
+        if !self.self_loop.queue.is_empty() {
             self.drain_loop(now);
         }
         let sent = self.due.ready.is_empty() && self.replies.queue.is_empty() && groups_done;
-        let all = sent && self.looped.queue.is_empty();
+        let all = sent && self.self_loop.queue.is_empty();
         self.turn.backlog = false;
         self.due.todo.set(Todo::SEND, !all || self.port.gone);
         (self.counters.tx_frames - before) as usize
@@ -155,7 +155,7 @@ impl Node {
         }
         if self.port.blocked {
             due = due.min(self.turn.polled_at + FULL_RETRY_NS);
-        } else if !self.due.ready.is_empty() || !self.looped.queue.is_empty() {
+        } else if !self.due.ready.is_empty() || !self.self_loop.queue.is_empty() {
             due = due.min(self.turn.polled_at);
         }
         (due != Instant(u64::MAX)).then_some(due)

@@ -434,6 +434,6 @@ impl Objects<'_> {
         let Note { context: op_context, tag, .. } = note;
         let cqe = Cqe { op_context, flags, tag, src: FI_ADDR_UNSPEC, ..Cqe::default() };
         let failure = CqErr { cqe, olen: 0, err, prov_errno, err_data: None };
-        self.tell_failure((e, p), failure, self.eps[e].tx_cntr);
+        self.report_op_failure((e, p), failure, self.eps[e].tx_cntr);
     }
 }

@@ -666,7 +666,7 @@ impl Peer {
 
     /// Whether anything is queued to be sent, for lack of room, credit or an answer.
     #[inline(always)]
-    pub(crate) fn any_waits(&self) -> bool {
+    pub(crate) fn has_queued(&self) -> bool {
         // The head of an empty list has all bits set.
         let heads = self.send_q.head.get()
             & self.rndv_data_q.head.get()

@@ -6,7 +6,7 @@
 use barewire_driver::mem::Span;
 
 use super::ep::{Ep, LEVELS, RECV_FLAGS};
-use super::ops::{RecvIs, RecvWr, TxWr, WrFlags};
+use super::ops::{RecvFlags, RecvWr, TxWr, WrFlags};
 use super::packet::Joined;
 use super::{
     Avs, EpId, Eps, MsgKind, Node, Objects, Operations, Posting, Receiving, RecvReq, SendReq,
@@ -31,7 +31,11 @@ const SEND_FLAGS: OpFlags = OpFlags::REMOTE_CQ_DATA
 impl Ep {
     /// Whether a message waits that a receive of an endpoint with one sender would take. A peek or
     /// a claim finds out itself.
-    fn has_come(&self, unexpected: &UnexpectedPool<UnexpectedMsg>, req: &RecvReq) -> bool {
+    fn has_matching_unexpected(
+        &self,
+        unexpected: &UnexpectedPool<UnexpectedMsg>,
+        req: &RecvReq,
+    ) -> bool {
         let special = OpFlags::PEEK | OpFlags::CLAIM | OpFlags::DISCARD;
         let matcher = &self.matcher[req.kind as usize];
         let found = matcher.match_unexpected(unexpected, req.tag, req.ignore, Src::ANY);
@@ -169,7 +173,7 @@ impl Node {
         if e.srx != EpIdx::NONE {
             return Err(Error::OpNotSupp("receives are posted to the shared context"));
         }
-        if e.is_over && !e.has_come(&self.unexpected, req) {
+        if e.is_over && !e.has_matching_unexpected(&self.unexpected, req) {
             return Err(Error::OpBadState);
         }
         let plain = RECV_FLAGS.contains(req.flags) && req.src == FI_ADDR_UNSPEC;
@@ -234,7 +238,7 @@ impl Posting<'_> {
             Ok(checked) => checked,
             Err(error) => return self.post_to_group(ep, &req, error),
         };
-        self.sessions.control().tell_loss(e, entry.peer)?;
+        self.sessions.control().report_loss(e, entry.peer)?;
         let len = req.buf.len() as u64;
         self.sessions.eps.make_send_room(self.sessions.cqs, e);
         let ep = &mut self.sessions.eps[e];
@@ -400,7 +404,7 @@ impl Operations<'_> {
                 return self.objects.cancel_shared(e, kind, recv);
             }
             if planted(Bug::CancelKeepsMatch) {
-                self.objects.tell_failed(recv, Error::Canceled);
+                self.objects.complete_with_error(recv, Error::Canceled);
                 return Ok(());
             }
             self.objects.end_unfilled(e, kind, recv);
@@ -451,7 +455,7 @@ impl Objects<'_> {
     pub(super) fn end_unfilled(&mut self, e: EpIdx, kind: MsgKind, recv: RecvIdx) {
         self.eps[e].matcher[kind as usize].unlink_posted(&mut self.posted.pool, recv);
         let wr = &mut self.posted[recv].payload;
-        wr.is |= RecvIs::CLOSED;
+        wr.is |= RecvFlags::CLOSED;
         if wr.active == 0 {
             self.fail_recv(recv, Error::Canceled);
         }
@@ -487,12 +491,12 @@ fn special_ok(req: &RecvReq, buffered: bool) -> bool {
 pub(super) fn recv_wr(e: EpIdx, selective: bool, multi: bool, req: &RecvReq) -> RecvWr {
     let one = req.buf.as_one();
     let signaled = !selective || req.flags.contains(OpFlags::COMPLETION);
-    let mut is = RecvIs::empty();
-    is.set(RecvIs::SIMPLE, signaled && !multi && one.is_some());
-    is.set(RecvIs::TAGGED, req.kind == MsgKind::Tagged);
-    is.set(RecvIs::SIGNALED, signaled);
-    is.set(RecvIs::LIST, one.is_none());
-    is.set(RecvIs::MULTI, multi);
+    let mut is = RecvFlags::empty();
+    is.set(RecvFlags::SIMPLE, signaled && !multi && one.is_some());
+    is.set(RecvFlags::TAGGED, req.kind == MsgKind::Tagged);
+    is.set(RecvFlags::SIGNALED, signaled);
+    is.set(RecvFlags::LIST, one.is_none());
+    is.set(RecvFlags::MULTI, multi);
     let buf = one.map_or(Span::EMPTY, Span::again);
     RecvWr { context: req.context, used: 0, buf, ep: e, is, active: 0 }
 }

@@ -82,7 +82,7 @@ impl Pulls {
 
     /// The peer that holds most records, if none is free: there is one for each announcement that
     /// credit allows, so some peer has announced more.
-    pub(super) fn hog(&self, peers: &Peers) -> Option<PeerIdx> {
+    pub(super) fn largest_holder(&self, peers: &Peers) -> Option<PeerIdx> {
         if self.records.free_count() > 0 {
             return None;
         }
@@ -223,9 +223,9 @@ impl Receiving<'_> {
 
     pub(super) fn add_pull(&mut self, now: Instant, pull: Pull) {
         let (p, ended, recv) = (pull.peer, pull.end.is_some(), pull.recv);
-        if let Some(hog) = self.sessions.pulls.hog(self.sessions.peers) {
-            self.sessions.end_session(now, hog, EndReason::Excess);
-            if hog == p {
+        if let Some(largest_holder) = self.sessions.pulls.largest_holder(self.sessions.peers) {
+            self.sessions.end_session(now, largest_holder, EndReason::Excess);
+            if largest_holder == p {
                 if recv != RecvIdx::NONE {
                     self.sessions.posted[recv].payload.active -= 1;
                     self.sessions.objects().fail_placing(recv, Error::ConnReset);

@@ -8,7 +8,7 @@ use std::ops::{Index, IndexMut};
 use barewire_driver::frame::RxFrame;
 use barewire_driver::mem::IoBuf;
 
-use super::ops::{Pull, RecvIs, RecvWr, UnexpectedMsg};
+use super::ops::{Pull, RecvFlags, RecvWr, UnexpectedMsg};
 use super::peer::{Peer, Reassembly, ReassemblyDst};
 use super::{Eps, MsgKind, Objects, Receiving, Todo};
 use crate::cntr::Done;
@@ -117,7 +117,11 @@ impl Receives {
     #[inline(always)]
     pub(super) fn buf(&self, recv: RecvIdx) -> IoBuf {
         let wr = &self[recv].payload;
-        if wr.is(RecvIs::LIST) { self.lists[recv.at()].again() } else { IoBuf::one(wr.buf.again()) }
+        if wr.is(RecvFlags::LIST) {
+            self.lists[recv.at()].again()
+        } else {
+            IoBuf::one(wr.buf.again())
+        }
     }
 
     /// Bytes of its buffer behind `base`.
@@ -310,7 +314,7 @@ impl Receiving<'_> {
         };
         // Not stored instead: a receive may wait for it, and later messages would overtake it. If
         // another peer holds most records, `pull` ends its session.
-        if self.sessions.pulls.hog(self.sessions.peers) == Some(p) {
+        if self.sessions.pulls.largest_holder(self.sessions.peers) == Some(p) {
             return Verdict::Refuse(NackReason::Overdrawn);
         }
         let e = match self.sessions.objects().admit(p, (op.dst_ep, op.rx_ctx), &head, 1) {
@@ -391,7 +395,7 @@ impl Receiving<'_> {
     pub(crate) fn retry_cq_waiters(&mut self, cq: CqIdx) {
         self.sessions.cqs[cq].cq_blocked = false;
         let now = self.sessions.turn.polled_at;
-        self.sessions.objects().feed_late(cq);
+        self.sessions.objects().retry_late_completions(cq);
         self.sessions.objects().end_waiting();
         if self.sessions.port.gone {
             self.sessions.objects().srx_port_gone();
@@ -412,15 +416,15 @@ impl Receiving<'_> {
         self.sessions.eps[e].set_cq_blocked(false);
         let srx = self.sessions.eps[e].srx;
         if srx != EpIdx::NONE {
-            return self.feed_shared(now, srx);
+            return self.retry_shared_unexpected(now, srx);
         }
         for kind in [MsgKind::Msg, MsgKind::Tagged] {
-            self.feed_kind(now, e, kind);
+            self.retry_unexpected(now, e, kind);
         }
         self.sessions.objects().end_receives_if_over(e);
     }
 
-    fn feed_kind(&mut self, now: Instant, e: EpIdx, kind: MsgKind) {
+    fn retry_unexpected(&mut self, now: Instant, e: EpIdx, kind: MsgKind) {
         while !self.sessions.eps[e].cq_blocked {
             let (ep, posted) = (&self.sessions.eps[e], &self.sessions.posted.pool);
             let matcher = &ep.matcher[kind as usize];
@@ -447,7 +451,7 @@ impl Receiving<'_> {
     pub(crate) fn fill_multi(&mut self, now: Instant, e: EpIdx, kind: MsgKind, recv: RecvIdx) {
         loop {
             let posted = &self.sessions.posted[recv];
-            if posted.payload.is(RecvIs::CLOSED) || self.sessions.eps[e].cq_blocked {
+            if posted.payload.is(RecvFlags::CLOSED) || self.sessions.eps[e].cq_blocked {
                 return;
             }
             let (tag, ignore, src) = (posted.tag, posted.ignore, posted.src);
@@ -462,7 +466,7 @@ impl Receiving<'_> {
                 return;
             };
             self.sessions.eps.unmatch(self.sessions.unexpected, msg);
-            let was_last = self.sessions.posted[recv].payload.is(RecvIs::CLOSED);
+            let was_last = self.sessions.posted[recv].payload.is(RecvFlags::CLOSED);
             self.deliver_unexpected(now, msg, recv, base);
             if was_last {
                 return;
@@ -693,12 +697,12 @@ impl Objects<'_> {
             return recv.map_or(Target::Store, |recv| Target::Recv { recv, base: 0 });
         }
         let matcher = &mut ep.matcher[head.kind() as usize];
-        let Some(recv) =
-            matcher.take_posted(&mut self.posted.pool, src, head.tag, |wr| !wr.is(RecvIs::MULTI))
+        let Some(recv) = matcher
+            .take_posted(&mut self.posted.pool, src, head.tag, |wr| !wr.is(RecvFlags::MULTI))
         else {
             return Target::Store;
         };
-        if !self.posted[recv].payload.is(RecvIs::MULTI) {
+        if !self.posted[recv].payload.is(RecvFlags::MULTI) {
             return Target::Recv { recv, base: 0 };
         }
         self.target_multi(e, recv, head)
@@ -721,7 +725,7 @@ impl Objects<'_> {
         let room = len - base;
         wr.used = base + head.len.min(room);
         if len - wr.used < min.max(1) {
-            wr.is |= RecvIs::CLOSED;
+            wr.is |= RecvFlags::CLOSED;
             ep.matcher[head.kind() as usize].unlink_posted(&mut self.posted.pool, recv);
         }
         Target::Recv { recv, base }
@@ -751,7 +755,7 @@ impl Objects<'_> {
         from: impl FnOnce(&Self) -> (EpAddr, Tenant),
     ) {
         let wr = &self.posted[recv].payload;
-        let (e, multi, wanted) = (wr.ep, wr.is(RecvIs::MULTI), wr.is(RecvIs::SIGNALED));
+        let (e, multi, wanted) = (wr.ep, wr.is(RecvFlags::MULTI), wr.is(RecvFlags::SIGNALED));
         let mut flags = CqFlags::RECV;
         flags |= if head.tagged { CqFlags::TAGGED } else { CqFlags::MSG };
         if head.imm.is_some() {
@@ -768,7 +772,7 @@ impl Objects<'_> {
             tag: head.tag,
             src: source.unwrap_or(FI_ADDR_UNSPEC),
         };
-        let last = multi && wr.is(RecvIs::CLOSED) && wr.active == 0;
+        let last = multi && wr.is(RecvFlags::CLOSED) && wr.active == 0;
         let ep = &mut self.eps[e];
         let err = if n < head.len && !planted(Bug::TruncationIsSuccess) {
             Some(Error::Trunc)
@@ -827,11 +831,11 @@ impl Objects<'_> {
     /// The rest of the message being placed into `recv` will not arrive.
     pub(super) fn fail_placing(&mut self, recv: RecvIdx, err: Error) {
         let (tag, wr) = (self.posted[recv].tag, &self.posted[recv].payload);
-        if !wr.is(RecvIs::MULTI) {
+        if !wr.is(RecvFlags::MULTI) {
             self.fail_recv(recv, err);
             return;
         }
-        let (e, last) = (wr.ep, wr.is(RecvIs::CLOSED) && wr.active == 0);
+        let (e, last) = (wr.ep, wr.is(RecvFlags::CLOSED) && wr.active == 0);
         let flags = wr.cq_flags();
         let cqe = Cqe { op_context: wr.context, flags, tag, src: FI_ADDR_UNSPEC, ..Cqe::default() };
         let ep = &mut self.eps[e];
@@ -847,16 +851,16 @@ impl Objects<'_> {
 
     /// Ends a receive that is out of matching with an error entry.
     pub(super) fn fail_recv(&mut self, recv: RecvIdx, err: Error) {
-        self.tell_failed(recv, err);
+        self.complete_with_error(recv, err);
         self.eps.free_recv(self.posted, recv);
     }
 
     /// Writes the error entry of a receive.
-    pub(super) fn tell_failed(&mut self, recv: RecvIdx, err: Error) {
+    pub(super) fn complete_with_error(&mut self, recv: RecvIdx, err: Error) {
         let tag = self.posted[recv].tag;
         let wr = &self.posted[recv].payload;
         let mut flags = wr.cq_flags();
-        if wr.is(RecvIs::MULTI) {
+        if wr.is(RecvFlags::MULTI) {
             flags |= CqFlags::MULTI_RECV;
         }
         let cqe = Cqe { op_context: wr.context, flags, tag, src: FI_ADDR_UNSPEC, ..Cqe::default() };

@@ -223,7 +223,7 @@ impl Posting<'_> {
             req.flags,
             allowed,
         )?;
-        self.sessions.control().tell_loss(common.e, common.peer)?;
+        self.sessions.control().report_loss(common.e, common.peer)?;
         let len = req.buf.len() as u64;
         let inject = req.flags.contains(OpFlags::INJECT);
         check_len(len, &req.rma)?;
@@ -254,7 +254,7 @@ impl Posting<'_> {
             req.flags,
             FLAGS,
         )?;
-        self.sessions.control().tell_loss(common.e, common.peer)?;
+        self.sessions.control().report_loss(common.e, common.peer)?;
         let len = req.buf.len() as u64;
         check_len(len, &req.rma)?;
         self.sessions.operations().reserve_tx(common.e)?;
@@ -288,7 +288,7 @@ impl Posting<'_> {
             req.flags,
             allowed,
         )?;
-        self.sessions.control().tell_loss(common.e, common.peer)?;
+        self.sessions.control().report_loss(common.e, common.peer)?;
         let (op, ty, count) = check_atomic(&req)?;
         self.sessions.operations().reserve_tx(common.e)?;
         (common.context, common.data) = (req.context, req.data);
@@ -385,7 +385,7 @@ impl Operations<'_> {
         let wr = &self.tx[w];
         let context = wr.flags.contains(WrFlags::CQE).then_some(wr.context);
         let (e, bytes) = (wr.ep, wr.len * rma.unit());
-        self.objects.tell_rma(e, context, flags, (which, bytes));
+        self.objects.complete_rma(e, context, flags, (which, bytes));
     }
 
     /// Frees the record of a one-sided operation whose request is being freed, if it has one. Bytes
@@ -408,7 +408,7 @@ impl Objects<'_> {
     /// Reports a success to endpoint `e`: an entry in its queue if the operation's `context` is
     /// given, and a count in the counter at index `which`, which may count its `bytes`.
     #[inline(always)]
-    pub(super) fn tell_rma(
+    pub(super) fn complete_rma(
         &mut self,
         e: EpIdx,
         context: Option<u64>,

@@ -344,7 +344,7 @@ impl Responder<'_> {
         if let Some(data) = op.imm {
             let flags = CqFlags::RMA | CqFlags::REMOTE_WRITE;
             let cqe = Cqe { flags, len: written, data, ..Cqe::default() };
-            self.objects.tell_remote(p, e, op.range.src_ep, cqe);
+            self.objects.complete_remote_cq_data(p, e, op.range.src_ep, cqe);
         }
         if op.answer {
             self.answer_op(p, op.resp(), OldValues::NONE);
@@ -368,13 +368,13 @@ impl Responder<'_> {
             return Verdict::Accept;
         }
         let done =
-            if void { self.do_void(p, op) } else { self.do_atomic(p, frame, op, (off, len)) };
+            if void { self.do_withdrawn(p, op) } else { self.do_atomic(p, frame, op, (off, len)) };
         self.verdict(p, Some(&op.range), done)
     }
 
     /// A withdrawn atomic, or a packet behind one: its initiator waits only for the answer.
     #[cold]
-    fn do_void(&mut self, p: PeerIdx, op: &AtomicOp) -> Result<(), NackReason> {
+    fn do_withdrawn(&mut self, p: PeerIdx, op: &AtomicOp) -> Result<(), NackReason> {
         if !op.range.last && !planted(Bug::GivenUpFetchGoesOn) {
             self.objects.peers[p].bad_seq = Peer::WITHDRAWN | u32::from(op.range.seq);
         }
@@ -513,7 +513,7 @@ impl Responder<'_> {
         if let Some(data) = op.imm {
             let way = if op.fetch { CqFlags::REMOTE_READ } else { CqFlags::REMOTE_WRITE };
             let cqe = Cqe { flags: CqFlags::ATOMIC | way, data, ..Cqe::default() };
-            self.objects.tell_remote(p, e, op.range.src_ep, cqe);
+            self.objects.complete_remote_cq_data(p, e, op.range.src_ep, cqe);
         }
     }
 
@@ -708,7 +708,7 @@ impl Objects<'_> {
 
     /// Writes a completion with remote CQ data for endpoint `e`. Without room in the queue it
     /// waits, in the unexpected block that its sender had credit for.
-    fn tell_remote(&mut self, p: PeerIdx, e: EpIdx, src_ep: u16, cqe: Cqe) {
+    fn complete_remote_cq_data(&mut self, p: PeerIdx, e: EpIdx, src_ep: u16, cqe: Cqe) {
         let peer = &mut self.peers[p];
         peer.consumed = peer.consumed.wrapping_add(1);
         let inc = peer.inc;
@@ -730,7 +730,7 @@ impl Objects<'_> {
     }
 
     /// Writes the completions that waited for room in queue `cq`.
-    pub(crate) fn feed_late(&mut self, cq: CqIdx) {
+    pub(crate) fn retry_late_completions(&mut self, cq: CqIdx) {
         while let Some(&late) = self.cqs[cq].rest.late.front() {
             let Late { ep: e, peer: p, inc, src_ep, cqe } = late;
             let src = self.source_of(e, (p, inc), src_ep).unwrap_or(FI_ADDR_UNSPEC);
@@ -742,7 +742,7 @@ impl Objects<'_> {
                 return;
             }
             table.rest.late.pop_front();
-            self.blocks.release_late(self.peers, self.due, p);
+            self.blocks.release_late_block(self.peers, self.due, p);
         }
     }
 
@@ -755,7 +755,7 @@ impl Objects<'_> {
         let waiting = std::mem::take(&mut self.cqs[cq].rest.late);
         for late in waiting {
             if late.ep == e {
-                self.blocks.release_late(self.peers, self.due, late.peer);
+                self.blocks.release_late_block(self.peers, self.due, late.peer);
             } else {
                 self.cqs[cq].rest.late.push_back(late);
             }

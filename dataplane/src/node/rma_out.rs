@@ -293,7 +293,7 @@ impl Node {
             ResponseKind::Read { mr, from, to, left, ep, counts } => {
                 let len = left.min(self.peers[p].payload_max(DataOp::LEN) as u32);
                 DataOp { dst_op, dst_gen, offset: to }.emit(&mut op);
-                let counts = if len == left { counts } else { counts.before_the_end() };
+                let counts = if len == left { counts } else { counts.without_end() };
                 (Ty::Data, BodyRef::Mr { mr, offset: from, len, ep, counts }, len)
             }
             ResponseKind::Values { offset, len, .. } => {

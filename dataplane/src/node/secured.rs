@@ -13,7 +13,7 @@ use barewire_driver::frame::{ETH_HDR_LEN, RxFrame, TxFrame};
 use barewire_driver::port::{PortCaps, Presence, Station, Tx};
 
 use super::backoff::Backoff;
-use super::certificates::CertLooks;
+use super::certificates::CertBudget;
 use super::claims::SealFault;
 use super::keys::Age;
 use super::peer::{Peer, State, slot_of};
@@ -49,7 +49,7 @@ pub(super) struct Session {
     answer: Option<Box<Answered>>,
     /// The secrets that the keys are derived from, this end's and the peer's, until they are
     /// exported once the session is open.
-    untold: Option<[Unnamed; 2]>,
+    pending: Option<[Unnamed; 2]>,
     pub(super) age: Age,
     /// When the next frame is sealed, after the port had no room for one. A frame that the port
     /// refuses has used up a counter: tried again with each poll, a port that stands still for
@@ -72,7 +72,7 @@ struct Answered {
 /// What names a session that is over: the peer's [`Station::word`], and each end's `sid`, by which
 /// it goes here, and `epoch`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Over {
+pub(crate) struct EndedSession {
     pub(super) peer: u64,
     pub(super) tenant: Tenant,
     pub(super) ours: (u32, u32),
@@ -98,13 +98,13 @@ pub(crate) struct Seals {
     /// When the age of keys is checked next.
     pub(super) look_at: Instant,
     /// The key that verified the tag of the current OPEN, if that has a handshake message.
-    heard: Option<KeyId>,
+    verified_key: Option<KeyId>,
     /// That OPEN as it came, up to the tag.
-    heard_open: Vec<u8>,
+    verified_open: Vec<u8>,
     /// Certificates that were verified lately.
-    pub(super) looks: CertLooks,
+    pub(super) cert_budget: CertBudget,
     /// The tenant whose key verified the tag of the current frame.
-    heard_tenant: Tenant,
+    frame_tenant: Tenant,
     /// A frame on its way out, and one on its way in.
     tx: Vec<u8>,
     rx: Vec<u8>,
@@ -112,7 +112,7 @@ pub(crate) struct Seals {
     longest: usize,
     station: Station,
     /// Secrets of opened sessions that wait to be exported, if they are to be.
-    told: Option<Vec<SessionSecret>>,
+    exported: Option<Vec<SessionSecret>>,
     /// The node's time of the current send.
     now: Instant,
     /// What the session of the frame in `tx` had waited for room, ns.
@@ -120,10 +120,10 @@ pub(crate) struct Seals {
 }
 
 /// Most secrets that wait to be exported.
-const UNTOLD_MAX: usize = 1 << 12;
+const PENDING_SECRETS_MAX: usize = 1 << 12;
 
 /// How a frame leaves.
-enum Way {
+enum Sealing {
     /// As it is.
     Clear,
     /// The first bytes of [`Seals::tx`] instead, as many as this.
@@ -146,15 +146,15 @@ impl Seals {
             offers: HashMap::new(),
             sessions: Sessions::default(),
             look_at: Instant(0),
-            heard: None,
-            heard_open: Vec::new(),
-            looks: CertLooks::default(),
-            heard_tenant: Tenant::NONE,
+            verified_key: None,
+            verified_open: Vec::new(),
+            cert_budget: CertBudget::default(),
+            frame_tenant: Tenant::NONE,
             tx: buf(),
             rx: buf(),
             longest: caps.mtu + ETH_HDR_LEN,
             station: caps.station,
-            told: s.tells_secrets.then(Vec::new),
+            exported: s.export_secrets.then(Vec::new),
             now: Instant(0),
             waited_ns: 0,
         }))
@@ -167,7 +167,7 @@ impl Seals {
 
     /// Makes `frame` ready to leave. `near` tells whether the port reaches its destination through
     /// memory.
-    fn prepare(&mut self, frame: &TxFrame<'_>, mut near: impl FnMut() -> bool) -> Way {
+    fn prepare(&mut self, frame: &TxFrame<'_>, mut near: impl FnMut() -> bool) -> Sealing {
         let is = |ty: Ty| sealed::ty_of(frame.head) == Some(ty);
         self.waited_ns = 0;
         if is(Ty::Who) {
@@ -177,32 +177,32 @@ impl Seals {
         } else if !is(Ty::Rst) {
             self.seal(frame, near)
         } else if near() {
-            Way::Clear
+            Sealing::Clear
         } else if sealed::is_key_refusal(frame.head) {
             self.check(frame)
         } else {
             let tag_key = self.ring.tag_key_for(sealed::tenant(frame.head)).cloned();
-            tag_key.map_or(Way::Not, |tag_key| {
+            tag_key.map_or(Sealing::Not, |tag_key| {
                 self.end(frame, &Ending { message: &[], finished: None, tag_key: &tag_key })
             })
         }
     }
 
     /// Seals a frame of a session.
-    fn seal(&mut self, frame: &TxFrame<'_>, mut near: impl FnMut() -> bool) -> Way {
+    fn seal(&mut self, frame: &TxFrame<'_>, mut near: impl FnMut() -> bool) -> Sealing {
         let sid = sealed::dst_sid(frame.head);
         let Some(session) = self.sessions.get_mut(&(frame.dst().word(), sid)) else {
-            return if near() { Way::Clear } else { Way::Not };
+            return if near() { Sealing::Clear } else { Sealing::Not };
         };
         if self.now < session.backoff.not_before {
-            return Way::Later;
+            return Sealing::Later;
         }
         self.waited_ns = std::mem::take(&mut session.backoff.wait_ns);
         // After the header of a packet without payload comes padding, which tests the path.
         let body = if sealed::plen(frame.head) == 0 { 0 } else { frame.body.len() };
         let end = frame.head.len() + body;
         let len = frame.len().max(end + TAG_LEN);
-        let Some(bytes) = self.tx.get_mut(..len) else { return Way::Not };
+        let Some(bytes) = self.tx.get_mut(..len) else { return Sealing::Not };
         let (head, rest) = bytes.split_at_mut(frame.head.len());
         head.copy_from_slice(frame.head);
         if body > 0 {
@@ -212,32 +212,32 @@ impl Seals {
         sealed::set_dst_sid(head, session.remote_sid);
         session.keys.seal(&mut bytes[..end + TAG_LEN]);
         bytes[end + TAG_LEN..].fill(0);
-        Way::Sealed(len)
+        Sealing::Sealed(len)
     }
 
     /// Adds the handshake's message to an OPEN, and the tag.
-    fn prepare_open(&mut self, frame: &TxFrame<'_>) -> Way {
+    fn prepare_open(&mut self, frame: &TxFrame<'_>) -> Sealing {
         let (kind, dst) = (sealed::open_kind(frame.head), frame.dst().word());
         if kind.is_near {
-            return Way::Clear;
+            return Sealing::Clear;
         }
         // A challenge echoes an OPEN too.
         if kind.is_answer && !kind.is_challenge {
             let session = self.sessions.get(&(dst, sealed::dst_sid(frame.head)));
             let answer = session.and_then(|s| Some((s.answer.clone()?, s.remote_sid)));
-            let Some((answer, sid)) = answer else { return Way::Not };
+            let Some((answer, sid)) = answer else { return Sealing::Not };
             let Answered { message, finished, tag_key, .. } = &*answer;
             let finished = finished.tag_key();
             let ending = Ending { message, finished: Some(&finished), tag_key };
             return self.end_of(frame, &ending, |head| sealed::set_answered(head, sid));
         }
         let tenant = sealed::tenant(frame.head);
-        let Some(tag_key) = self.ring.tag_key_for(tenant).cloned() else { return Way::Not };
+        let Some(tag_key) = self.ring.tag_key_for(tenant).cloned() else { return Sealing::Not };
         let message = match kind.is_challenge {
             true => Some(Message::new()),
             false => self.offer((dst, tenant), &kind),
         };
-        let Some(message) = message else { return Way::Not };
+        let Some(message) = message else { return Sealing::Not };
         self.end(frame, &Ending { message: &message, finished: None, tag_key: &tag_key })
     }
 
@@ -268,7 +268,7 @@ impl Seals {
     }
 
     /// Copies a frame without a session, and puts behind its header what it ends with.
-    fn end(&mut self, frame: &TxFrame<'_>, ending: &Ending<'_>) -> Way {
+    fn end(&mut self, frame: &TxFrame<'_>, ending: &Ending<'_>) -> Sealing {
         self.end_of(frame, ending, |_| {})
     }
 
@@ -278,22 +278,22 @@ impl Seals {
         frame: &TxFrame<'_>,
         ending: &Ending<'_>,
         edit: impl FnOnce(&mut [u8]),
-    ) -> Way {
+    ) -> Sealing {
         let head = frame.head.len();
         let is_open = sealed::ty_of(frame.head) == Some(Ty::Open);
         let len = frame.len().max(head + ending.len(is_open));
-        let Some(bytes) = self.tx.get_mut(..len) else { return Way::Not };
+        let Some(bytes) = self.tx.get_mut(..len) else { return Sealing::Not };
         bytes[..head].copy_from_slice(frame.head);
         edit(&mut bytes[..head]);
         ending.put(bytes, head);
-        Way::Sealed(len)
+        Sealing::Sealed(len)
     }
 
     /// Copies a frame that is for everybody, with a checksum.
-    fn check(&mut self, frame: &TxFrame<'_>) -> Way {
+    fn check(&mut self, frame: &TxFrame<'_>) -> Sealing {
         let len = frame.len();
         frame.copy_to(&mut self.tx[..len]);
-        Way::Sealed(sealed::put_crc(&mut self.tx, len))
+        Sealing::Sealed(sealed::put_crc(&mut self.tx, len))
     }
 
     /// The name here of the session of `tenant` that peer `peer` calls `sid`, if there is one.
@@ -315,7 +315,7 @@ impl Seals {
     }
 
     /// Forgets the keys and the handshake of a session, not those of a newer one.
-    fn forget(&mut self, over: &Over) {
+    fn forget(&mut self, over: &EndedSession) {
         let is_over = |o: &mut Initiator| (o.names().sid, o.names().epoch) == over.ours;
         if let Entry::Occupied(mut offer) = self.offers.entry((over.peer, over.tenant))
             && is_over(offer.get_mut())
@@ -347,10 +347,10 @@ impl SealingSink<'_> {
         let Self { out, seals } = self;
         let way = seals.prepare(frame, || out.is_near(frame.dst()));
         let sealed = match &way {
-            Way::Clear => *frame,
-            Way::Sealed(len) => TxFrame::whole(&seals.tx[..*len]),
-            Way::Later => return Tx::Full,
-            Way::Not => return Tx::NoRoute,
+            Sealing::Clear => *frame,
+            Sealing::Sealed(len) => TxFrame::whole(&seals.tx[..*len]),
+            Sealing::Later => return Tx::Full,
+            Sealing::Not => return Tx::NoRoute,
         };
         let sent = if alone { out.send_alone(&sealed) } else { out.send(&sealed) };
         if sent != Tx::Sent {
@@ -391,7 +391,7 @@ impl Openings {
     /// are dropped, which may have the same name.
     pub(super) fn take_keys(&mut self, peer: Station, op: &OpenOp) -> Option<Box<Session>> {
         let seals = self.seals.as_mut()?;
-        let name = seals.name_of(peer.word(), seals.heard_tenant, op.sid)?;
+        let name = seals.name_of(peer.word(), seals.frame_tenant, op.sid)?;
         seals.sessions.remove(&(peer.word(), name))
     }
 
@@ -419,24 +419,24 @@ impl Openings {
     }
 
     /// The tenant whose key verified the current frame.
-    pub(super) fn heard_tenant(&self) -> Tenant {
-        self.seals.as_ref().map_or(Tenant::NONE, |seals| seals.heard_tenant)
+    pub(super) fn frame_tenant(&self) -> Tenant {
+        self.seals.as_ref().map_or(Tenant::NONE, |seals| seals.frame_tenant)
     }
 
     /// Whether [`take_secrets`](Self::take_secrets) has something.
     #[inline]
     pub fn has_secrets(&self) -> bool {
-        let told = self.seals.as_ref().and_then(|seals| seals.told.as_ref());
-        told.is_some_and(|told| !told.is_empty())
+        let exported = self.seals.as_ref().and_then(|seals| seals.exported.as_ref());
+        exported.is_some_and(|exported| !exported.is_empty())
     }
 
     /// Takes the secrets of the sessions that have opened since the last call, for both directions:
     /// with them all frames of these sessions can be read. None unless
-    /// [`tells_secrets`](super::NodeSettings::tells_secrets) is set, and at most 2,048 sessions
+    /// [`export_secrets`](super::NodeSettings::tells_secrets) is set, and at most 2,048 sessions
     /// between two calls.
     pub fn take_secrets(&mut self) -> Vec<SessionSecret> {
-        let told = self.seals.as_mut().and_then(|seals| seals.told.as_mut());
-        told.map(std::mem::take).unwrap_or_default()
+        let exported = self.seals.as_mut().and_then(|seals| seals.exported.as_mut());
+        exported.map(std::mem::take).unwrap_or_default()
     }
 
     /// Whether the OPEN of `peer` was answered under a key that is not listed any more.
@@ -457,16 +457,16 @@ impl Openings {
 
     /// Keeps the secrets of the session with `peer`, which has opened, for
     /// [`take_secrets`](Self::take_secrets), if they are to be exported.
-    pub(super) fn tell_secrets(&mut self, peer: &Peer) {
+    pub(super) fn queue_secrets(&mut self, peer: &Peer) {
         let Some(seals) = &mut self.seals else { return };
-        let Some(told) = &mut seals.told else { return };
+        let Some(exported) = &mut seals.exported else { return };
         let Some(session) = seals.sessions.get_mut(&peer.session()) else { return };
-        if let Some([ours, theirs]) = session.untold.take()
-            && told.len() < UNTOLD_MAX
+        if let Some([ours, theirs]) = session.pending.take()
+            && exported.len() < PENDING_SECRETS_MAX
         {
             let (own, station) = (seals.station, peer.station());
-            told.push(ours.named(own, station, session.remote_sid));
-            told.push(theirs.named(station, own, peer.sid));
+            exported.push(ours.named(own, station, session.remote_sid));
+            exported.push(theirs.named(station, own, peer.sid));
         }
     }
 }
@@ -483,7 +483,7 @@ impl Node {
         seals.now = self.turn.polled_at;
         let sent = send(self, &mut SealingSink { out, seals: &mut seals });
         // Sessions that have ended meanwhile.
-        while let Some(over) = self.openings.sealed_over.pop() {
+        while let Some(over) = self.openings.ended_sealed.pop() {
             seals.forget(&over);
         }
         self.openings.seals = Some(seals);
@@ -520,7 +520,7 @@ impl Node {
             self.counters.rx_no_buffer += 1;
         }
         if let Some(seals) = &mut self.openings.seals {
-            (seals.rx, seals.heard, seals.heard_tenant) = (bytes, None, Tenant::NONE);
+            (seals.rx, seals.verified_key, seals.frame_tenant) = (bytes, None, Tenant::NONE);
         }
     }
 
@@ -602,12 +602,12 @@ impl Control<'_> {
         }
         let peer = &self.peers[p];
         let (ours, theirs) = ((peer.sid, peer.epoch), (peer.remote_sid, peer.peer_epoch));
-        let over = Over { peer: peer.addr, tenant: peer.tenant, ours, theirs };
+        let over = EndedSession { peer: peer.addr, tenant: peer.tenant, ours, theirs };
         match &mut self.openings.seals {
             Some(seals) => seals.forget(&over),
             // The seals are taken out while frames are sent. The next session may be offered before
             // they are back.
-            None => self.openings.sealed_over.push(over),
+            None => self.openings.ended_sealed.push(over),
         }
     }
 
@@ -626,14 +626,14 @@ impl Control<'_> {
             }
             return false;
         };
-        seals.heard_tenant = match planted(Bug::TenantOfFirst) {
+        seals.frame_tenant = match planted(Bug::TenantOfFirst) {
             false => seals.ring.tenant_of(key),
             true => seals.ring.tenants().next().unwrap_or_default(),
         };
         if sealed::ty_of(bytes) == Some(Ty::Open) && end > OPEN_END {
-            seals.heard = Some(key);
-            seals.heard_open.clear();
-            seals.heard_open.extend_from_slice(&bytes[..end]);
+            seals.verified_key = Some(key);
+            seals.verified_open.clear();
+            seals.verified_open.extend_from_slice(&bytes[..end]);
             sealed::set_plen(bytes, OpenOp::LEN as u16);
         }
         true
@@ -679,7 +679,7 @@ impl Control<'_> {
         if !self.port.is_sealed(op) {
             return true;
         }
-        if !self.looks_at_certificate(base) {
+        if !self.may_verify_certificate(base) {
             return false;
         }
         let (peer, tenant) = (who.0.word(), who.1);
@@ -689,9 +689,9 @@ impl Control<'_> {
         let (answerer, psn) = (seals.station.word(), base.psn.0);
         let params = op.params();
         let names = SessionNames { opener: peer, answerer, inc, sid, epoch, psn, params };
-        let Seals { ring, heard, heard_open, .. } = &mut **seals;
-        let answered = heard.ok_or(Refused::Forged).and_then(|key| {
-            let first = &heard_open[OPEN_END..];
+        let Seals { ring, verified_key, verified_open, .. } = &mut **seals;
+        let answered = verified_key.ok_or(Refused::Forged).and_then(|key| {
+            let first = &verified_open[OPEN_END..];
             respond(ring, key, names, first, aes).map(|answer| (answer, key))
         });
         let (Answer { keys, message, finished, tag_key }, key) = match answered {
@@ -703,11 +703,11 @@ impl Control<'_> {
         };
         let answer = Some(Box::new(Answered { message, finished, tag_key, key }));
         let age = Age::new(self.turn.polled_at);
-        let untold = seals.told.is_some().then(|| keys.secrets(aes));
+        let pending = seals.exported.is_some().then(|| keys.secrets(aes));
         let backoff = Backoff::default();
         let (remote_sid, remote_epoch) = (sid, epoch);
         let session =
-            Session { keys, remote_sid, remote_epoch, tenant, answer, untold, age, backoff };
+            Session { keys, remote_sid, remote_epoch, tenant, answer, pending, age, backoff };
         if !seals.keep(peer, Box::new(session)) {
             self.counters.rx_bad_open += 1;
             return false;
@@ -723,17 +723,17 @@ impl Control<'_> {
         if !self.port.is_sealed(op) {
             return true;
         }
-        if !self.looks_at_certificate(base) {
+        if !self.may_verify_certificate(base) {
             return false;
         }
         let Peer { sid, epoch, addr: peer, tenant, .. } = self.peers[p];
         let aes = self.settings.aes && op.has_aes();
         let Some(seals) = &mut self.openings.seals else { return false };
-        let Seals { offers, heard, heard_open, .. } = &mut **seals;
+        let Seals { offers, verified_key, verified_open, .. } = &mut **seals;
         let offer = offers.get_mut(&(peer, tenant));
         let offer = offer.filter(|o| (o.names().sid, o.names().epoch) == (sid, epoch));
-        let offer = offer.filter(|_| heard.is_some()).ok_or(Refused::Forged);
-        let keys = match offer.and_then(|offer| offer.finish(heard_open, aes)) {
+        let offer = offer.filter(|_| verified_key.is_some()).ok_or(Refused::Forged);
+        let keys = match offer.and_then(|offer| offer.finish(verified_open, aes)) {
             Ok(keys) => keys,
             Err(why) => {
                 if self.refuse_message(base, op, why) {
@@ -744,11 +744,11 @@ impl Control<'_> {
         };
         offers.remove(&(peer, tenant));
         let age = Age::new(self.turn.polled_at);
-        let untold = seals.told.is_some().then(|| keys.secrets(aes));
+        let pending = seals.exported.is_some().then(|| keys.secrets(aes));
         let (remote_sid, remote_epoch) = (op.sid, op.epoch);
         let (answer, backoff) = (None, Backoff::default());
         let session =
-            Session { keys, remote_sid, remote_epoch, tenant, answer, untold, age, backoff };
+            Session { keys, remote_sid, remote_epoch, tenant, answer, pending, age, backoff };
         if !seals.keep(peer, Box::new(session)) {
             self.counters.rx_bad_open += 1;
             return false;

@@ -90,7 +90,7 @@ impl Sessions<'_> {
         if !self.control().is_admitted(now, base.src, op, len) {
             return;
         }
-        let Some(p) = self.by_station.get(self.peers, base.src, self.openings.heard_tenant())
+        let Some(p) = self.by_station.get(self.peers, base.src, self.openings.frame_tenant())
         else {
             return self.answer_unknown(now, base, op, len);
         };
@@ -146,7 +146,9 @@ impl Sessions<'_> {
                 }
                 match self.openings.has_certificate() {
                     // Anybody can say so.
-                    true => self.control().doubt(now, p, &RstOp::unknown_session(op.inc)),
+                    true => {
+                        self.control().note_unproven_reset(now, p, &RstOp::unknown_session(op.inc))
+                    }
                     false => self.open_again(now, p, false),
                 }
             }
@@ -208,7 +210,7 @@ impl Sessions<'_> {
         if op.is_answer() {
             return self.control().refuse_open(now, base, op, RstReason::UnknownSession);
         }
-        let (first, tenant) = (self.openings.first_psn(), self.openings.heard_tenant());
+        let (first, tenant) = (self.openings.first_psn(), self.openings.frame_tenant());
         if !self.control().respond((base.src, tenant), base, op) {
             return;
         }
@@ -227,7 +229,7 @@ impl Sessions<'_> {
         if op.reason.is_of_key() {
             return self.on_key_refusal(now, src, op);
         }
-        let known = self.by_station.get(self.peers, src, self.openings.heard_tenant());
+        let known = self.by_station.get(self.peers, src, self.openings.frame_tenant());
         let Some(p) = known.filter(|_| src != self.port.station) else {
             self.counters.rx_bad_rst += 1;
             return;
@@ -245,7 +247,7 @@ impl Sessions<'_> {
             return;
         }
         if !names && peer.path.is_sealed() {
-            return self.control().doubt(now, p, op);
+            return self.control().note_unproven_reset(now, p, op);
         }
         let unnamed = op.reason == RstReason::WrongIncarnation;
         if unnamed && peer.inc != 0 && op.life == wire::life_of(peer.inc) {
@@ -253,13 +255,13 @@ impl Sessions<'_> {
         }
         if peer.path.is_sealed() && self.openings.has_certificate() {
             // Anybody makes its tag.
-            return self.control().doubt(now, p, op);
+            return self.control().note_unproven_reset(now, p, op);
         }
-        self.believe_rst(now, p, op);
+        self.apply_rst(now, p, op);
     }
 
     /// Does as an RST says that is believed.
-    pub(super) fn believe_rst(&mut self, now: Instant, p: PeerIdx, op: &RstOp) {
+    pub(super) fn apply_rst(&mut self, now: Instant, p: PeerIdx, op: &RstOp) {
         let (peer, unnamed) = (&self.peers[p], op.reason == RstReason::WrongIncarnation);
         self.counters.sessions_reset += 1;
         if unnamed && peer.state == State::Opening && peer.inc == 0 {
@@ -328,8 +330,8 @@ impl Sessions<'_> {
         let err = reason.error();
         let state = self.peers[p].state;
         if state != State::Idle {
-            if reason.tells() && self.peers[p].station() != self.port.station {
-                self.control().tell_closed(now, p);
+            if reason.sends_rst() && self.peers[p].station() != self.port.station {
+                self.control().send_rst_on_close(now, p);
             }
             self.drop_packets(p);
         }
@@ -478,7 +480,7 @@ impl Control<'_> {
     /// [`begin`](Self::begin), and the first packet is `first`.
     fn begin_from(&mut self, now: Instant, p: PeerIdx, (state, first): (State, Psn), near: bool) {
         let (sid, epoch) = self.openings.next_session(p);
-        let grant = self.blocks.promise_first(state != State::Answered);
+        let grant = self.blocks.grant_initial(state != State::Answered);
         let peer = &mut self.peers[p];
         peer.state = state;
         peer.sid = sid;
@@ -506,7 +508,7 @@ impl Control<'_> {
         if grant == 0 && state != State::Answered {
             // Without credit it can use none up, so no later event would grant it any: it waits for
             // blocks.
-            self.blocks.await_some(p, &mut self.peers[p]);
+            self.blocks.queue_for_blocks(p, &mut self.peers[p]);
         }
         self.due.make_ready(self.peers, p);
         self.arm_timer(now, p);
@@ -587,7 +589,7 @@ impl Control<'_> {
         let peer = &mut self.peers[p];
         self.openings.settle_path(now, peer);
         self.openings.forget_answer(peer);
-        self.openings.tell_secrets(peer);
+        self.openings.queue_secrets(peer);
         let active = self.turn.polled_at;
         let fast_path = self.takes_fast_path(p);
         let peer = &mut self.peers[p];
@@ -635,7 +637,7 @@ impl Control<'_> {
             reason,
             versions: wire::VERSIONS,
         };
-        self.reply_rst(now, (base.src, self.openings.heard_tenant()), op.sid, rst, usize::MAX);
+        self.reply_rst(now, (base.src, self.openings.frame_tenant()), op.sid, rst, usize::MAX);
     }
 
     /// Takes a packet of a session that does not exist here.
@@ -736,7 +738,7 @@ impl Control<'_> {
     }
 
     /// Tells the peer that the session is over.
-    fn tell_closed(&mut self, now: Instant, p: PeerIdx) {
+    fn send_rst_on_close(&mut self, now: Instant, p: PeerIdx) {
         let peer = &self.peers[p];
         let rst = RstOp {
             echo_sid: peer.sid,

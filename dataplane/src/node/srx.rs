@@ -9,7 +9,7 @@
 //!
 //! Multi-receives, peeks and buffered receives are an endpoint's own, and are refused here.
 
-use super::ops::RecvIs;
+use super::ops::RecvFlags;
 use super::post::recv_wr;
 use super::recv::{MsgHead, Receives};
 use super::{CntrId, EpAttr, EpId, Eps, MsgKind, Objects, Receiving, RecvReq, Sessions};
@@ -22,7 +22,7 @@ use crate::types::Instant;
 /// A receive of a context that has ended, taken out of its tables, when no endpoint that shares the
 /// context had room for the error.
 #[derive(Debug)]
-pub(super) struct Unended {
+pub(super) struct EndedRecv {
     srx: EpIdx,
     recv: RecvIdx,
     err: Error,
@@ -170,14 +170,14 @@ impl Receiving<'_> {
         let found = matcher.match_unexpected(self.sessions.unexpected, req.tag, req.ignore, src);
         self.sessions.posted.post(matcher, (req.tag, req.ignore, src), wr, &mut req.buf);
         if found.is_some() {
-            self.feed_shared(now, s);
+            self.retry_shared_unexpected(now, s);
         }
         Ok(())
     }
 
     /// Delivers the unexpected messages of context `s` that have a receive and whose endpoints have
     /// room, in order.
-    pub(super) fn feed_shared(&mut self, now: Instant, s: EpIdx) {
+    pub(super) fn retry_shared_unexpected(&mut self, now: Instant, s: EpIdx) {
         for kind in KINDS {
             loop {
                 let (eps, posted) = (&self.sessions.eps, &self.sessions.posted.pool);
@@ -231,11 +231,14 @@ impl Objects<'_> {
     /// Makes a receive of a context one of endpoint `e`.
     fn hand_over(&mut self, recv: RecvIdx, e: EpIdx) {
         let from = self.posted[recv].payload.ep;
-        let to =
-            if self.eps[from].deferred_for == EpIdx::NONE { e } else { self.same_twin(from, e) };
+        let to = if self.eps[from].deferred_for == EpIdx::NONE {
+            e
+        } else {
+            self.deferred_sibling(from, e)
+        };
         let wr = &mut self.posted[recv].payload;
         wr.ep = to;
-        wr.is.set(RecvIs::SIGNALED, wr.is(RecvIs::SIGNALED) || !self.eps[to].rx_selective);
+        wr.is.set(RecvFlags::SIGNALED, wr.is(RecvFlags::SIGNALED) || !self.eps[to].rx_selective);
         self.eps[from].rx_used -= 1;
         self.eps[to].rx_used += 1;
     }
@@ -243,7 +246,7 @@ impl Objects<'_> {
     /// The deferred endpoint of endpoint `e` that the counter of deferred endpoint `t` counts for;
     /// the endpoint itself if it can have none.
     #[cold]
-    fn same_twin(&mut self, t: EpIdx, e: EpIdx) -> EpIdx {
+    fn deferred_sibling(&mut self, t: EpIdx, e: EpIdx) -> EpIdx {
         let cntr = self.eps[t].tx_cntr;
         let cntr = (cntr != CntrIdx::NONE).then(|| CntrId(self.cntrs.handle(cntr)));
         self.deferred_ep(EpId(self.eps.handle(e)), cntr).map_or(e, |deferred| deferred.0.idx())
@@ -294,7 +297,7 @@ impl Objects<'_> {
         let is_shared = self.eps[s].sharers != Some(0);
         if is_shared {
             self.eps[s].matcher[kind as usize].unlink_posted(&mut self.posted.pool, recv);
-            self.observed.losses.unended.push(Unended { srx: s, recv, err });
+            self.observed.losses.unended.push(EndedRecv { srx: s, recv, err });
             self.end_waiting();
         }
         is_shared

@@ -400,7 +400,7 @@ impl<S: Default> Walk<S> {
     }
 
     /// The step to `end` was made.
-    fn stepped(&mut self, end: u32, slots: u32) {
+    fn advance_to(&mut self, end: u32, slots: u32) {
         self.at = end;
         if end >= slots {
             (self.at, self.last) = (0, std::mem::take(&mut self.under_way));
@@ -439,7 +439,7 @@ impl Cqs {
             walk.under_way.late += table.rest.late.len();
             walk.under_way.reserved += table.cq.reserved();
         }
-        walk.stepped(step.end, self.slots());
+        walk.advance_to(step.end, self.slots());
     }
 }
 
@@ -460,7 +460,7 @@ impl Eps {
             let shown = ep.sharers.is_none() && ep.deferred_for == EpIdx::NONE;
             sink.endpoint(idx, shown.then(|| ep_counters(ep)).as_ref());
         }
-        walk.stepped(step.end, self.slots());
+        walk.advance_to(step.end, self.slots());
     }
 
     /// The counters of one endpoint.
@@ -510,13 +510,13 @@ impl Node {
             posted: eps.posted.saturating_sub(listening),
             late: cqs.late,
             cq_reserved: cqs.reserved.saturating_sub(eps.lent + listening),
-            ..self.levels_at_hand()
+            ..self.known_levels()
         };
         (counters, levels)
     }
 
     /// How full the tables are whose length is known without a look at them.
-    fn levels_at_hand(&self) -> Levels {
+    fn known_levels(&self) -> Levels {
         Levels {
             sent: self.sent.len(),
             packs: self.packs.bytes.len() - self.packs.free.len(),
@@ -547,7 +547,7 @@ impl Node {
                     .map(|(_, ep)| ep.rx_reserved_total() as usize + usize::from(ep.ops_reserved))
                     .sum::<usize>(),
             blocks_lost: self.blocks_lost(),
-            ..self.levels_at_hand()
+            ..self.known_levels()
         }
     }
 
@@ -587,7 +587,7 @@ impl SessionReader<'_> {
             walk.under_way += usize::from(stats.is_some());
             sink.session(p, stats.as_ref());
         }
-        walk.stepped(step.end, self.peers.slots());
+        walk.advance_to(step.end, self.peers.slots());
     }
 
     fn stats(&mut self, p: PeerIdx) -> Option<SessionStats> {

@@ -100,7 +100,7 @@ impl Node {
 impl Sessions<'_> {
     /// Ends the session with `p` if the port has had no memory for the next frame to it for T_dead,
     /// and says whether it did. To be called at each of its timers while the port lacks memory.
-    pub(super) fn end_if_starved(&mut self, now: Instant, p: PeerIdx) -> bool {
+    pub(super) fn end_if_out_of_memory(&mut self, now: Instant, p: PeerIdx) -> bool {
         let t_dead = (self.settings.t_dead_ns >> UNIT_BITS) as u32;
         let peer = &self.peers[p];
         if !peer.queued {

@@ -96,7 +96,7 @@ impl Node {
                     return self.sessions().peer_died(now, p, reason);
                 }
                 if let Some(rst) = self.control().proven_reset(p) {
-                    return self.sessions().believe_rst(now, p, &rst);
+                    return self.sessions().apply_rst(now, p, &rst);
                 }
                 self.control().on_open_again(now, p, presence);
             }
@@ -113,13 +113,13 @@ impl Node {
                     return self.sessions().peer_died(now, p, EndReason::Silent);
                 }
                 if let Some(rst) = self.control().proven_reset(p) {
-                    return self.sessions().believe_rst(now, p, &rst);
+                    return self.sessions().apply_rst(now, p, &rst);
                 }
                 if stalled {
                     return self.sessions().peer_died(now, p, EndReason::NoProgress);
                 }
                 let ends = match starves {
-                    true => self.sessions().end_if_starved(now, p),
+                    true => self.sessions().end_if_out_of_memory(now, p),
                     false => self.end_if_stuck(now, p),
                 };
                 if ends {
@@ -217,7 +217,7 @@ impl Control<'_> {
             State::Open => {
                 let mut due = peer.owes().then(|| self.turn.probe_due(s, floor_ns, peer));
                 if peer.path.is_sealed()
-                    && let Some(at) = self.openings.doubt_over(peer.slot(), s.t_dead_ns)
+                    && let Some(at) = self.openings.reset_deadline(peer.slot(), s.t_dead_ns)
                 {
                     due = Some(due.map_or(at, |d| d.min(at)));
                 }
@@ -255,7 +255,7 @@ impl Control<'_> {
         let due = (peer.probe_at + pause).min(self.turn.verdict_at(s, peer));
         let soonest = |due: Instant, at: Option<Instant>| at.map_or(due, |at| due.min(at));
         let due = soonest(due, self.openings.refused_at(peer));
-        soonest(due, self.openings.doubt_over(peer.slot(), s.t_dead_ns))
+        soonest(due, self.openings.reset_deadline(peer.slot(), s.t_dead_ns))
     }
 
     /// Repeats an unanswered OPEN: ever more seldom if the port keeps it in the memory of a live

@@ -12,11 +12,11 @@ const STATIONS_MAX: usize = 64;
 
 /// Stations that were reported.
 #[derive(Debug, Default)]
-pub(crate) struct ToldStations {
+pub(crate) struct LoggedStations {
     stations: Vec<Station>,
 }
 
-impl ToldStations {
+impl LoggedStations {
     /// Notes `station`, and says whether it is to be told: once for a station.
     pub(super) fn is_news(&mut self, station: Station) -> bool {
         let news = self.stations.len() < STATIONS_MAX && !self.stations.contains(&station);

@@ -60,7 +60,7 @@ pub struct Here {
 struct Question {
     nonce: u64,
     service: u16,
-    heres: Vec<Here>,
+    answers_to: Vec<Here>,
 }
 
 /// The names of this node, and its queries.
@@ -81,9 +81,9 @@ pub struct Names {
 
 impl Names {
     /// The answers to a query.
-    pub fn heres(&self, question: u64) -> &[Here] {
+    pub fn answers_to(&self, question: u64) -> &[Here] {
         let asked = self.questions.iter().find(|asked| asked.nonce == question);
-        asked.map_or(&[], |asked| &asked.heres)
+        asked.map_or(&[], |asked| &asked.answers_to)
     }
 
     /// Ends a query: later answers are dropped.
@@ -124,9 +124,9 @@ impl Names {
             asked.nonce == op.nonce && (asked.service == 0 || asked.service == op.service)
         });
         match asked {
-            Some(asked) if asked.heres.contains(&here) => true,
-            Some(asked) if asked.heres.len() < HERES_MAX => {
-                asked.heres.push(here);
+            Some(asked) if asked.answers_to.contains(&here) => true,
+            Some(asked) if asked.answers_to.len() < HERES_MAX => {
+                asked.answers_to.push(here);
                 true
             }
             _ => false,
@@ -140,7 +140,7 @@ impl Control<'_> {
     pub fn set_hosts(&mut self, now: Instant, hosts: Vec<Host>) {
         (self.names.hosts, self.names.known_at) = (hosts, now);
         for (src, op) in std::mem::take(&mut self.names.held) {
-            self.say_here(now, src, &op);
+            self.send_here(now, src, &op);
         }
     }
 
@@ -175,7 +175,7 @@ impl Control<'_> {
             if self.names.questions.len() >= QUESTIONS_MAX {
                 return None;
             }
-            self.names.questions.push(Question { nonce, service, heres: Vec::new() });
+            self.names.questions.push(Question { nonce, service, answers_to: Vec::new() });
         }
         for &host in hosts {
             let who = WhoOp { nonce, here: false, host, service, versions: VERSIONS };
@@ -227,12 +227,12 @@ impl Control<'_> {
                     self.observed.note(Notice::HostAsked);
                 }
             }
-            None => self.say_here(now, src, op),
+            None => self.send_here(now, src, op),
         }
     }
 
     /// Answers a query, if it is for a service of ours at this host.
-    fn say_here(&mut self, now: Instant, src: Station, op: &WhoOp) {
+    fn send_here(&mut self, now: Instant, src: Station, op: &WhoOp) {
         let Some(service) = self.names.serves(self.eps, op.host, op.service) else { return };
         if self.replies.may_reply(self.counters, now) {
             self.counters.tx_here += 1;

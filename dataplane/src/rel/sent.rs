@@ -48,7 +48,7 @@ bitflags! {
 
 impl ReadCounts {
     /// What remains for bytes that others of the same READ follow.
-    pub const fn before_the_end(self) -> Self {
+    pub const fn without_end(self) -> Self {
         self.difference(Self::ENDS.union(Self::REGION_ENDS))
     }
 }
@@ -584,7 +584,7 @@ impl<C: CongestionControl> SendWindow<C> {
             again = Some(again.map_or(due, |a| a.min(due)));
             Found::Passed
         });
-        self.tell_loss(now, known, rtt);
+        self.report_loss(now, known, rtt);
         again
     }
 
@@ -596,7 +596,7 @@ impl<C: CongestionControl> SendWindow<C> {
             false if entry.rtx => Found::Passed,
             false => Found::Enough,
         });
-        self.tell_loss(now, known, rtt);
+        self.report_loss(now, known, rtt);
     }
 
     /// Asks `look` of every packet under way, oldest first. Later ones than a packet that was sent
@@ -619,7 +619,7 @@ impl<C: CongestionControl> SendWindow<C> {
     }
 
     /// Tells the congestion control of what is lost beyond the packets that were `known` to be.
-    fn tell_loss(&mut self, now: Instant, known: u16, rtt: &Rtt) {
+    fn report_loss(&mut self, now: Instant, known: u16, rtt: &Rtt) {
         if self.lost > known {
             self.cwnd.on_loss(now, (self.lost - known).into(), rtt);
         }

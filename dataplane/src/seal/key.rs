@@ -77,7 +77,7 @@ pub enum Mode {
 /// How the frames of a session are sealed, besides with what. Part of a key: stations that seal in
 /// different ways have different keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Terms {
+pub(super) struct SealFormat {
     pub(super) mode: Mode,
     /// Frames to a key, as a power of two.
     pub(super) key_frames_bits: u32,
@@ -89,7 +89,7 @@ pub(super) struct Terms {
 pub struct PreSharedKey {
     pub(super) psk: Secret,
     tag: TagKey,
-    pub(super) terms: Terms,
+    pub(super) terms: SealFormat,
 }
 
 /// What authenticates frames without a session, OPEN and RST.
@@ -144,7 +144,7 @@ impl PreSharedKey {
             Self {
                 psk: expand(&root, &[b"psk", &variant]),
                 tag: TagKey::new(&tag),
-                terms: Terms { mode, key_frames_bits: bits },
+                terms: SealFormat { mode, key_frames_bits: bits },
             }
         }))
     }

@@ -15,7 +15,7 @@ use barewire_driver::port::Station;
 use zeroize::Zeroizing;
 
 use super::chain::{Chain, cipher, nonce, open_with};
-use super::key::{Mode, Secret, Terms};
+use super::key::{Mode, SealFormat, Secret};
 use crate::wire::{BASE_LEN, Base, OpenOp, RawBase, TAG_LEN, Ty, sealed};
 
 /// What a line begins with.
@@ -44,7 +44,7 @@ pub struct SessionSecret {
 #[derive(Clone)]
 pub(crate) struct Unnamed {
     pub(super) aes: bool,
-    pub(super) terms: Terms,
+    pub(super) terms: SealFormat,
     pub(super) secret: Secret,
 }
 
@@ -124,7 +124,7 @@ impl FromStr for SessionSecret {
             let digit = |c: u8| char::from(c).to_digit(16).map(|d| d as u8).ok_or(BadLine);
             *byte = digit(pair[0])? << 4 | digit(pair[1])?;
         }
-        let of = Unnamed { aes, terms: Terms { mode, key_frames_bits }, secret };
+        let of = Unnamed { aes, terms: SealFormat { mode, key_frames_bits }, secret };
         Ok(of.named(src, dst, sid))
     }
 }
@@ -261,7 +261,7 @@ impl RecordReader {
 impl Recorded {
     fn open(&mut self, bytes: &mut [u8]) -> bool {
         let counter = nearest(self.last, sealed::counter(bytes));
-        let Terms { mode, key_frames_bits } = self.secret.of.terms;
+        let SealFormat { mode, key_frames_bits } = self.secret.of.terms;
         let generation = counter >> key_frames_bits;
         let first = || Chain::new(cipher(self.secret.of.aes), self.secret.of.secret.clone());
         let known = self.chain.get_or_insert_with(first);

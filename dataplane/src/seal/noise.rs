@@ -16,7 +16,7 @@ pub(super) struct Resolver {
 
 impl CryptoResolver for Resolver {
     fn resolve_rng(&self) -> Option<Box<dyn Random>> {
-        Some(Box::new(Drawn))
+        Some(Box::new(NoRng))
     }
 
     fn resolve_dh(&self, choice: &DHChoice) -> Option<Box<dyn Dh>> {
@@ -35,9 +35,9 @@ impl CryptoResolver for Resolver {
 }
 
 /// Nothing: the one key that is drawn is drawn before.
-struct Drawn;
+struct NoRng;
 
-impl Random for Drawn {
+impl Random for NoRng {
     fn try_fill_bytes(&mut self, _: &mut [u8]) -> Result<(), snow::Error> {
         Err(snow::Error::Rng)
     }

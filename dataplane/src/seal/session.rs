@@ -4,7 +4,7 @@
 use aws_lc_rs::aead::Aad;
 
 use super::chain::{Chain, cipher, nonce, open_with};
-use super::key::{Mode, Secret, Terms, secret_of};
+use super::key::{Mode, SealFormat, Secret, secret_of};
 use super::log::Unnamed;
 use super::replay::ReplayWindow;
 use crate::plant::{Bug, planted};
@@ -44,7 +44,7 @@ pub struct SessionKeys {
 impl SessionKeys {
     /// The keys of two secrets: what this end seals with and what its peer does. `aes` if both ends
     /// have AES in their processors.
-    pub(super) fn new(terms: Terms, aes: bool, [tx, rx]: [Secret; 2]) -> Self {
+    pub(super) fn new(terms: SealFormat, aes: bool, [tx, rx]: [Secret; 2]) -> Self {
         let cipher = cipher(aes);
         Self {
             tx: Chain::new(cipher, tx),
@@ -62,13 +62,13 @@ impl SessionKeys {
     /// key, 2 to 30. `aes` chooses the cipher. For tests: those of a session are of its handshake.
     pub fn of_secrets(mode: Mode, key_frames_bits: u32, aes: bool, secrets: [[u8; 32]; 2]) -> Self {
         let secrets = secrets.map(|mut bytes| secret_of(&mut bytes));
-        Self::new(Terms { mode, key_frames_bits }, aes, secrets)
+        Self::new(SealFormat { mode, key_frames_bits }, aes, secrets)
     }
 
     /// What the keys are derived from, as long as no frame was sealed or opened: the secrets of the
     /// frames of this end, whose addresses and name are `tx`, and of those of the peer.
     pub(crate) fn secrets(&self, aes: bool) -> [Unnamed; 2] {
-        let terms = Terms { mode: self.mode, key_frames_bits: self.key_frames_bits };
+        let terms = SealFormat { mode: self.mode, key_frames_bits: self.key_frames_bits };
         [&self.tx, &self.rx].map(|chain| Unnamed { aes, terms, secret: chain.secret().clone() })
     }
 

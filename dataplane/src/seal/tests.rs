@@ -3,7 +3,7 @@
 use barewire_driver::port::Station;
 use proptest::prelude::*;
 
-use super::key::Terms;
+use super::key::SealFormat;
 use super::*;
 use crate::psn::Psn;
 use crate::wire::sealed::OPEN_END;
@@ -321,7 +321,7 @@ fn frames_are_sealed_as_others_do() {
             "28292a2b2c2d2e2f3c4f525d91c435644b25ff8c751965e3",
         ),
     ] {
-        let terms = Terms { mode, key_frames_bits: 2 };
+        let terms = SealFormat { mode, key_frames_bits: 2 };
         let mut end = SessionKeys::new(terms, aes, [secret(), secret()]);
         let sealed = [(); 5].map(|()| {
             let mut bytes = frame(8, 0);

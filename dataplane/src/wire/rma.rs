@@ -402,7 +402,7 @@ impl AtomicOp {
 
     /// Withdraws the ATOMIC whose header `bytes` starts with: from now on it asks for nothing but
     /// its answer, and its remote CQ data stands for the eager unit that it used.
-    pub fn make_void(bytes: &mut [u8]) {
+    pub fn withdraw(bytes: &mut [u8]) {
         bytes[4] |= VOID;
     }
 }

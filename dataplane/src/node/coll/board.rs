@@ -474,7 +474,7 @@ impl Coll {
     ///
     /// # Errors
     /// [`Error::NoMem`]: a member has lied, or died, or there is no memory.
-    pub(super) fn meet_on_board(&mut self, g: GroupIdx, names: &[u64]) -> Result<()> {
+    pub(super) fn agree_on_board(&mut self, g: GroupIdx, names: &[u64]) -> Result<()> {
         let group = &mut self.groups[g];
         let shared = std::mem::replace(&mut group.shared, Shared::No);
         let Shared::Offered(mut board) = shared else { return Ok(()) };
@@ -675,7 +675,7 @@ impl Node {
             if let Shared::Yes(calls) = &mut self.coll.groups[g].shared {
                 calls.first.watched.push(p);
             }
-            self.kick_silent(now, p);
+            self.probe_silent(now, p);
         }
     }
 }

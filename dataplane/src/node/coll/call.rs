@@ -1,7 +1,7 @@
 //! Calling a collective: what a call may be, and what follows from its arguments.
 //!
 //! What all members say alike ([`CollCall`]) is checked when it changes: programs repeat their
-//! calls, so a group remembers its last one ([`Checked`]). What differs from call to call, the
+//! calls, so a group remembers its last one ([`CheckedCall`]). What differs from call to call, the
 //! buffers and how it is told, is looked at each time.
 
 use barewire_driver::hint::cold;
@@ -34,7 +34,7 @@ pub enum Role {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CollCall {
     /// What.
-    pub what: What,
+    pub what: CallWord,
     /// Among whom.
     pub group: GroupId,
     /// Elements of a block.
@@ -50,9 +50,9 @@ pub const FI_VOID: u32 = 256;
 
 /// Kind, operation and datatype of a call, in one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct What(u32);
+pub struct CallWord(u32);
 
-impl What {
+impl CallWord {
     /// No call, for none has such numbers.
     const NOTHING: Self = Self(u32::MAX);
 
@@ -105,7 +105,7 @@ pub struct CollReq {
 impl CollCall {
     /// A barrier of `group`.
     pub const fn barrier(group: GroupId) -> Self {
-        let what = What::of_numbers(Kind::Barrier, FI_NOOP, FI_VOID);
+        let what = CallWord::of_numbers(Kind::Barrier, FI_NOOP, FI_VOID);
         Self { what, group, count: 0, root: FI_ADDR_UNSPEC }
     }
 }
@@ -149,9 +149,9 @@ fn exists(ty: Datatype) -> bool {
 
 /// The call of a group that was checked last, and what follows from its arguments.
 #[derive(Debug)]
-pub(super) struct Checked {
+pub(super) struct CheckedCall {
     /// [`NOTHING`](What::NOTHING) while no call may be made.
-    what: What,
+    what: CallWord,
     count: u64,
     root: FiAddr,
     shape: Shape,
@@ -162,10 +162,10 @@ pub(super) struct Checked {
     pub(super) part: Part,
 }
 
-impl Checked {
+impl CheckedCall {
     /// No call.
     pub(super) const NONE: Self = Self {
-        what: What::NOTHING,
+        what: CallWord::NOTHING,
         count: 0,
         root: 0,
         shape: Shape::NONE,
@@ -177,7 +177,7 @@ impl Checked {
 
     /// From now on no call may be made, or none was checked.
     pub(super) fn forget(&mut self) {
-        self.what = What::NOTHING;
+        self.what = CallWord::NOTHING;
     }
 
     /// Checks what is this member's own: how it calls, and its buffers. Returns whether these are
@@ -213,7 +213,7 @@ impl Checked {
 impl Group {
     /// What follows from `call`, which names this group.
     #[inline(always)]
-    fn check(&mut self, call: &CollCall) -> Result<&Checked> {
+    fn check(&mut self, call: &CollCall) -> Result<&CheckedCall> {
         let known = &self.checked;
         if (known.what, known.count, known.root) != (call.what, call.count, call.root) {
             cold(());
@@ -223,7 +223,7 @@ impl Group {
     }
 
     #[inline(never)]
-    fn check_anew(&mut self, what: What, count: u64, root: FiAddr) -> Result<()> {
+    fn check_anew(&mut self, what: CallWord, count: u64, root: FiAddr) -> Result<()> {
         match self.state {
             GroupState::Ready => {}
             GroupState::Joining(_) => return Err(Error::OpBadState),
@@ -252,7 +252,7 @@ impl Group {
         let number = self.checked.part.number() + 1;
         let mark = self.mark_of(&shape, reduce);
         let has_board = matches!(self.shared, Shared::Yes(_));
-        self.checked = Checked {
+        self.checked = CheckedCall {
             what,
             count,
             root,
@@ -274,7 +274,7 @@ impl Group {
 impl Coll {
     /// Why an endpoint cannot make a call that names no group of it.
     #[inline(never)]
-    fn why_no_group(&self, eps: &Eps, ep: EpId) -> Error {
+    fn no_group_error(&self, eps: &Eps, ep: EpId) -> Error {
         let none = Error::Invalid("coll_addr is no group of this endpoint");
         self.side_of(eps, ep).err().unwrap_or(none)
     }
@@ -305,7 +305,7 @@ impl Node {
     ) -> Result<()> {
         let group = match self.coll.groups.by_handle_mut(req.call.group.0) {
             Some(group) if group.ep == ep => group,
-            _ => return Err(cold(self.coll.why_no_group(&self.eps, ep))),
+            _ => return Err(cold(self.coll.no_group_error(&self.eps, ep))),
         };
         let checked = group.check(&req.call)?;
         let (source, result) = lend(checked.source, checked.result);

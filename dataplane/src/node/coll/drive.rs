@@ -138,7 +138,7 @@ impl Coll {
     }
 
     /// A call begins: what is stored under its number must be of it.
-    pub(super) fn look_for_strangers(&mut self, stored: &Stored<'_>, o: CallIdx) {
+    pub(super) fn drop_foreign_early(&mut self, stored: &Stored<'_>, o: CallIdx) {
         let op = &self.ops[o];
         let group = &self.groups[op.group];
         let matcher = &stored.eps[group.side.0.idx()].matcher[MsgKind::Tagged as usize];
@@ -307,10 +307,10 @@ impl Node {
         let Some(from) = err.err_data else { return };
         let (gid, _, _) = parts_of(err.cqe.tag);
         if let Some(p) = self.by_station.get(&self.peers, from.station, Tenant::NONE) {
-            self.purge_join((p, Some(from.ep)), Some(gid));
+            self.discard_joins((p, Some(from.ep)), Some(gid));
         }
         let side = side_of(&self.eps, err.cqe.op_context);
-        self.over_before(side, from, &err.cqe);
+        self.on_unjoined_group_end(side, from, &err.cqe);
     }
 
     /// Does what a call asks for until it has to wait.
@@ -332,17 +332,17 @@ impl Node {
                 Action::Send(comm, round) => self.post_side_send(now, o, (&comm, round), out),
             };
             match went {
-                Went::On => {}
-                Went::NoRoom => {
+                PostOutcome::On => {}
+                PostOutcome::NoRoom => {
                     self.coll.stalled = true;
                     return self.coll.queue_op(o);
                 }
-                Went::Over => return,
+                PostOutcome::Over => return,
             }
         }
     }
 
-    fn post_side_recv(&mut self, now: Instant, o: CallIdx, comm: &Comm) -> Went {
+    fn post_side_recv(&mut self, now: Instant, o: CallIdx, comm: &Comm) -> PostOutcome {
         let handle = self.coll.ops.handle(o);
         let op = &self.coll.ops[o];
         let (g, round) = (op.group, op.run.number());
@@ -355,7 +355,7 @@ impl Node {
             let matcher = &self.eps[side.0.idx()].matcher[MsgKind::Tagged as usize];
             if matcher.match_unexpected(&self.unexpected, tag, 0, from).is_none() {
                 self.abort_group(now, g, err);
-                return Went::Over;
+                return PostOutcome::Over;
             }
         }
         let req = RecvReq {
@@ -372,10 +372,10 @@ impl Node {
         self.peers[p].begin_to_wait(now);
         match self.post_recv(now, side, req) {
             Ok(()) => {}
-            Err(Error::Again) => return Went::NoRoom,
+            Err(Error::Again) => return PostOutcome::NoRoom,
             Err(err) => {
                 self.abort_group(now, g, err);
-                return Went::Over;
+                return PostOutcome::Over;
             }
         }
         self.peers[p].coll_waits += 1;
@@ -384,11 +384,11 @@ impl Node {
         op.waits.push(p);
         op.run.done();
         // Its silence counts, also if nothing was ever said between us.
-        self.kick_silent(now, p);
-        Went::On
+        self.probe_silent(now, p);
+        PostOutcome::On
     }
 
-    pub(super) fn kick_silent(&mut self, now: Instant, p: PeerIdx) {
+    pub(super) fn probe_silent(&mut self, now: Instant, p: PeerIdx) {
         if self.peers[p].state == super::super::peer::State::Idle && !self.port.gone {
             self.control().schedule(now, p);
         } else {
@@ -402,7 +402,7 @@ impl Node {
         o: CallIdx,
         (comm, round): (&Comm, u32),
         out: &mut dyn FrameSink,
-    ) -> Went {
+    ) -> PostOutcome {
         let handle = self.coll.ops.handle(o);
         let op = &self.coll.ops[o];
         let g = op.group;
@@ -410,7 +410,7 @@ impl Node {
         let member = group.members[comm.rank as usize];
         if let Some(err) = member.gone {
             self.abort_group(now, g, err);
-            return Went::Over;
+            return PostOutcome::Over;
         }
         let inject = comm.slice.len() <= Self::INJECT_SIZE as u64;
         let mut flags = OpFlags::REMOTE_CQ_DATA;
@@ -431,21 +431,21 @@ impl Node {
         let posted = if gone { Ok(()) } else { self.post_send(now, side, req) };
         match posted {
             Ok(()) => {}
-            Err(Error::Again) => return Went::NoRoom,
+            Err(Error::Again) => return PostOutcome::NoRoom,
             Err(err) => {
                 self.abort_group(now, g, err);
-                return Went::Over;
+                return PostOutcome::Over;
             }
         }
         // A peer that is known to have another life fails the post at once.
-        let Some(op) = self.coll.ops.get_mut(o) else { return Went::Over };
+        let Some(op) = self.coll.ops.get_mut(o) else { return PostOutcome::Over };
         op.run.done();
         if inject {
             op.run.sent(round);
         } else {
             op.sends += 1;
         }
-        Went::On
+        PostOutcome::On
     }
 
     /// A call has ended well.
@@ -488,14 +488,14 @@ impl Node {
         group.model = Model::from_words(numbers, group.model.force);
         group.plans.clear();
         let slots: Vec<u64> = (JOIN_WORDS..op.out.len() / 8).map(word).collect();
-        if let Err(err) = self.coll.meet_on_board(g, &slots) {
+        if let Err(err) = self.coll.agree_on_board(g, &slots) {
             return self.abort_group(now, g, err);
         }
         let group = &mut self.coll.groups[g];
         group.state = GroupState::Ready;
         let (ep, context) = (group.ep, group.context);
         let side = group.side;
-        if let Some(err) = self.coll.over_for(side, name as u32) {
+        if let Some(err) = self.coll.ended_group_error(side, name as u32) {
             self.coll.groups[g].state = GroupState::Over(err);
         }
         self.coll.events.push_back(JoinEvent { ep, group: id, context, result: Ok(()) });
@@ -534,8 +534,8 @@ impl Node {
         let found = self.coll.groups.iter().find(|(_, g)| named(g)).map(|(g, _)| g);
         match (found, cqe.tag & 0xfff) {
             (None, _) => {
-                self.purge_join((entry.peer, Some(entry.ep)), Some(gid));
-                self.over_before(side, from, cqe);
+                self.discard_joins((entry.peer, Some(entry.ep)), Some(gid));
+                self.on_unjoined_group_end(side, from, cqe);
             }
             (Some(g), ASK) => {
                 if let GroupState::Over(err) = self.coll.groups[g].state {
@@ -544,7 +544,7 @@ impl Node {
             }
             (Some(g), LEAVE) => self.member_gone(now, g, (entry.peer, entry.ep), LEFT),
             (Some(g), ABORT) => {
-                self.purge_join((entry.peer, Some(entry.ep)), Some(gid));
+                self.discard_joins((entry.peer, Some(entry.ep)), Some(gid));
                 self.abort_group(now, g, reason(cqe.data));
             }
             _ => self.counters.rx_coll_unknown += 1,
@@ -552,11 +552,11 @@ impl Node {
     }
 
     /// A group that is not joined here was given up or left by a member, or is asked for.
-    fn over_before(&mut self, side: EpId, from: EpAddr, cqe: &Cqe) {
+    fn on_unjoined_group_end(&mut self, side: EpId, from: EpAddr, cqe: &Cqe) {
         let (gid, _, _) = parts_of(cqe.tag);
         match cqe.tag & 0xfff {
-            ABORT => self.coll.remember_over(side, gid, reason(cqe.data)),
-            LEAVE => self.coll.remember_early(side, gid, from),
+            ABORT => self.coll.record_ended_group(side, gid, reason(cqe.data)),
+            LEAVE => self.coll.record_early_leave(side, gid, from),
             ASK => self.answer_stranger(side, gid, from, cqe.data),
             _ => self.counters.rx_coll_unknown += 1,
         }
@@ -623,7 +623,7 @@ fn side_of(eps: &Table<Ep, (), EpIdx>, context: u64) -> EpId {
 }
 
 /// How a post went.
-enum Went {
+enum PostOutcome {
     On,
     NoRoom,
     /// The call is no more.

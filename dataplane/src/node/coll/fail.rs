@@ -10,7 +10,7 @@ use barewire_driver::port::Tx;
 
 use super::control::{ABORT, ASK, ASK_NS, LEAVE, LEFT, control_tag};
 use super::drive::{ASKED, CONTROL};
-use super::{Coll, Early, GroupId, GroupState, JOIN, JoinEvent, Member, Op, SIDE, User};
+use super::{Coll, EarlyLeave, GroupId, GroupState, JOIN, JoinEvent, Member, Op, SIDE, User};
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
 use crate::idx::{CallIdx, EpIdx, GroupIdx, PeerIdx, PullIdx, RecvIdx, TxIdx, UnexpectedIdx};
@@ -45,8 +45,8 @@ fn parts_of_asked(context: u64) -> (GroupIdx, u32, u32) {
 }
 
 impl Coll {
-    pub(super) fn remember_over(&mut self, side: EpId, gid: u32, err: Error) {
-        if gid & JOIN != 0 || self.over_for(side, gid).is_some() {
+    pub(super) fn record_ended_group(&mut self, side: EpId, gid: u32, err: Error) {
+        if gid & JOIN != 0 || self.ended_group_error(side, gid).is_some() {
             return;
         }
         if self.over.len() == OVER_MAX {
@@ -56,7 +56,7 @@ impl Coll {
     }
 
     /// Why the group of this name is over for a side that is not in it, if it is.
-    pub(super) fn over_for(&self, side: EpId, gid: u32) -> Option<Error> {
+    pub(super) fn ended_group_error(&self, side: EpId, gid: u32) -> Option<Error> {
         let side = side.0.idx();
         let mut over = self.over.iter();
         over.find(|&&(of, name, _)| (of, name) == (side, gid)).map(|&(.., err)| err)
@@ -64,9 +64,9 @@ impl Coll {
 
     /// A member has left a group that is not joined here yet. What it owed has arrived, so the
     /// others may go on without it.
-    pub(super) fn remember_early(&mut self, side: EpId, gid: u32, from: EpAddr) {
+    pub(super) fn record_early_leave(&mut self, side: EpId, gid: u32, from: EpAddr) {
         let (side, station) = (side.0.idx(), from.station);
-        let early = Early { side, gid, station, ep: from.ep };
+        let early = EarlyLeave { side, gid, station, ep: from.ep };
         if gid & JOIN != 0 || self.early.contains(&early) {
             return;
         }
@@ -106,7 +106,7 @@ impl Node {
         group.state = GroupState::Over(err);
         group.checked.forget();
         let (gid, ep, context) = (group.gid, group.ep, group.context);
-        self.tell_group(now, g, ABORT, err);
+        self.notify_group(now, g, ABORT, err);
         let ops: Vec<CallIdx> =
             self.coll.ops.iter().filter(|(_, op)| op.group == g).map(|(o, _)| o).collect();
         for o in ops {
@@ -218,10 +218,10 @@ impl Node {
     /// Throws away what was stored for a group.
     fn purge(&mut self, now: Instant, g: GroupIdx, gid: u32) {
         let side = self.coll.groups[g].side;
-        self.coll.remember_over(side, gid, Error::Canceled);
+        self.coll.record_ended_group(side, gid, Error::Canceled);
         let side = side.0.idx();
         if gid & JOIN != 0 {
-            // Others may be at their next attempt already; see `purge_join`.
+            // Others may be at their next attempt already; see `discard_joins`.
             return;
         }
         if self.eps[side].matcher[MsgKind::Tagged as usize].unexpected_len() == 0 {
@@ -241,7 +241,7 @@ impl Node {
     /// Throws away what a member has said in joins that it gave up: all that came before its ABORT,
     /// behind which comes its next attempt. Or, without a name, what every member of a peer has in
     /// sessions that ended.
-    pub(super) fn purge_join(&mut self, (p, number): (PeerIdx, Option<u16>), gid: Option<u32>) {
+    pub(super) fn discard_joins(&mut self, (p, number): (PeerIdx, Option<u16>), gid: Option<u32>) {
         let now = self.turn.polled_at;
         if self.peers.get(p).is_none_or(|peer| peer.unexpected == 0) {
             return;
@@ -277,7 +277,7 @@ impl Node {
         let left: Vec<(PeerIdx, u16)> = (group.members.iter())
             .filter(|m| {
                 let (station, ep) = (self.peers[m.peer].station(), m.ep);
-                self.coll.early.contains(&Early { side, gid, station, ep })
+                self.coll.early.contains(&EarlyLeave { side, gid, station, ep })
             })
             .map(|m| (m.peer, m.ep))
             .collect();
@@ -358,7 +358,7 @@ impl Node {
             joins && group.side == side && group.hash == hash
         };
         let is_open = is_agreed && !self.coll.groups.iter().any(|(_, group)| joins(group));
-        if gid & JOIN == 0 && (is_open || self.coll.over_for(side, gid).is_some()) {
+        if gid & JOIN == 0 && (is_open || self.coll.ended_group_error(side, gid).is_some()) {
             self.answer_ask(self.turn.polled_at, (side, from), (gid, LEAVE), LEFT);
         }
     }
@@ -389,7 +389,7 @@ impl Node {
     }
 
     /// Tells the members that a group is over or that this one leaves it.
-    fn tell_group(&mut self, now: Instant, g: GroupIdx, what: u64, err: Error) {
+    fn notify_group(&mut self, now: Instant, g: GroupIdx, what: u64, err: Error) {
         let group = &self.coll.groups[g];
         let (n, me) = (group.members.len(), group.me as usize);
         let (side, tag) = (group.side, control_tag(group.gid, what));
@@ -442,7 +442,7 @@ impl Node {
 
     pub(super) fn take_lost(&mut self, now: Instant) {
         while let Some((p, err)) = self.coll.lost.pop() {
-            self.purge_join((p, None), None);
+            self.discard_joins((p, None), None);
             let groups: Vec<GroupIdx> = self.coll.groups.iter().map(|(g, _)| g).collect();
             for g in groups {
                 let Some(group) = self.coll.groups.get(g) else { continue };
@@ -519,7 +519,7 @@ impl Node {
         if busy {
             self.abort_group(now, g, Error::Canceled);
         } else if !over {
-            self.tell_group(now, g, LEAVE, Error::ConnRefused);
+            self.notify_group(now, g, LEAVE, Error::ConnRefused);
         }
         let gid = self.coll.groups[g].gid;
         self.objects().fail_board(g, Error::Canceled);

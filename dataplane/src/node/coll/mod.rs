@@ -25,8 +25,8 @@ use barewire_driver::mem::{IoBuf, Scratch};
 use barewire_driver::port::{PortCaps, Station};
 
 use board::{Shared, name_words};
-use call::Checked;
-pub use call::{CollAttr, CollCall, CollReq, FI_NOOP, FI_VOID, Role, What, query};
+use call::CheckedCall;
+pub use call::{CallWord, CollAttr, CollCall, CollReq, FI_NOOP, FI_VOID, Role, query};
 use drive::Stored;
 
 use super::ep::SIDE;
@@ -146,12 +146,12 @@ pub struct Coll {
     joined: HashMap<(u64, u32), (u32, u32)>,
     /// Application-managed groups as they were left, and how often they had been joined then,
     /// oldest first, [`JOINED_MAX`] at most: the older ones are forgotten.
-    counted: VecDeque<Counted>,
+    counted: VecDeque<JoinCounts>,
     /// Names of groups that were closed here or given up before they were joined, each with the
     /// side that was or would be in it, oldest first.
     over: VecDeque<(EpIdx, u32, Error)>,
     /// Members that left a group before it was joined here, oldest first.
-    early: VecDeque<Early>,
+    early: VecDeque<EarlyLeave>,
     /// What calls ran on, and memory, to be used again.
     spare: Vec<(Box<Run>, Vec<PeerIdx>)>,
     scratch: Vec<Scratch>,
@@ -275,7 +275,7 @@ impl Coll {
         let Some(o) = self.ops.alloc(op) else { return Err(Error::Again) };
         group.seq = seq.wrapping_add(1);
         group.ops += 1;
-        self.look_for_strangers(stored, o);
+        self.drop_foreign_early(stored, o);
         Ok(o)
     }
 
@@ -360,11 +360,11 @@ impl Coll {
 }
 
 /// How often a member here has joined an application-managed group.
-type Counted = ((u64, u32), u32);
+type JoinCounts = ((u64, u32), u32);
 
 /// A member of a group that has left it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Early {
+struct EarlyLeave {
     /// The side here that is to be in the group.
     side: EpIdx,
     gid: u32,
@@ -425,7 +425,7 @@ struct Group {
     model: Model,
     shared: Shared,
     /// The call that was checked last.
-    checked: Checked,
+    checked: CheckedCall,
 }
 
 impl Group {
@@ -566,7 +566,7 @@ impl Node {
         let is_collective = matches!(req.model, JoinModel::Collective(_));
         let managed = is_collective && members.len() > 1;
         let state = if managed { GroupState::Joining(until) } else { GroupState::Ready };
-        let over = self.coll.over_for(side, gid).filter(|_| !managed);
+        let over = self.coll.ended_group_error(side, gid).filter(|_| !managed);
         let state = over.map_or(state, GroupState::Over);
         let group = Group {
             ep,
@@ -586,7 +586,7 @@ impl Node {
             plans: Vec::new(),
             layout: Layout::FLAT,
             model: Model { force: self.coll.model.force, ..Model::MEMORY },
-            checked: Checked::NONE,
+            checked: CheckedCall::NONE,
             shared: if managed { Shared::Wanted } else { Shared::No },
         };
         let g = self.coll.groups.alloc(group).ok_or(Error::NoMem)?;
@@ -617,7 +617,7 @@ impl Node {
         (addrs, me): (&[EpAddr], u32),
         parent: u64,
         model: JoinModel,
-    ) -> Result<(u32, u32, Option<Counted>)> {
+    ) -> Result<(u32, u32, Option<JoinCounts>)> {
         let mut hash = mix(parent, self.coll.model.force as u64);
         for a in addrs {
             hash = mix(mix(hash, a.station.word()), a.ep.into());

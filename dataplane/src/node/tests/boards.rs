@@ -153,7 +153,7 @@ impl Sharers {
     fn call(&mut self, i: usize, call: Call, count: u64, context: u64) -> IoBuf {
         let Call { kind, op, ty, root } = call;
         let (group, root) = (self.groups[i], self.team.members[i][root]);
-        let what = CollWhat::new(kind, op, Some(ty));
+        let what = CollWord::new(kind, op, Some(ty));
         let call = match kind {
             CollKind::Barrier => CollCall::barrier(group),
             _ => CollCall { what, group, count, root },

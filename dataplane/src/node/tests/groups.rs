@@ -123,7 +123,7 @@ fn a_call_is_as_long_as_a_message_at_most() {
     const BLOCK: u64 = 1 << 32;
     for (n, error) in [(256, None), (257, Some(Error::MsgTooLong))] {
         let (mut team, group) = large_group(n, 1);
-        let what = CollWhat::new(CollKind::Alltoall, None, Some(Datatype::Uint8));
+        let what = CollWord::new(CollKind::Alltoall, None, Some(Datatype::Uint8));
         let call = CollCall { what, group, count: BLOCK, root: 0 };
         let req = CollReq { call, role: None, context: 9, flags: OpFlags::empty() };
         let mut asked = None;
@@ -145,7 +145,7 @@ fn a_call_is_as_long_as_a_message_at_most() {
 fn a_member_that_was_never_heard_of_is_found_dead() {
     let (mut team, group) = large_group(2, 1);
     let End { node, peer, .. } = &mut team.pair.ends[0];
-    let what = CollWhat::new(CollKind::Broadcast, None, Some(Datatype::Uint8));
+    let what = CollWord::new(CollKind::Broadcast, None, Some(Datatype::Uint8));
     let root = team.members[0][1];
     let call = CollCall { what, group, count: 8, root };
     let req = CollReq { call, role: None, context: 9, flags: OpFlags::empty() };
@@ -404,7 +404,7 @@ fn a_message_that_is_half_there_is_taken_when_its_group_is_given_up() {
     team.pair.run(5_000_000);
     let root = team.members.map(|members| members[0]);
     for i in [1, 0] {
-        let what = CollWhat::new(CollKind::Broadcast, None, Some(Datatype::Uint8));
+        let what = CollWord::new(CollKind::Broadcast, None, Some(Datatype::Uint8));
         let call = CollCall { what, group: groups[i], count: 4000, root: root[i] };
         let req = CollReq { call, role: None, context: 9, flags: OpFlags::empty() };
         let lend = |_, _| (Span::EMPTY, IoBuf::leaked(&[7; 4000]).take_one().unwrap());
@@ -532,7 +532,7 @@ fn a_broadcast_has_one_sender() {
     for (i, roles) in [[Role::Recv, Role::Send], [Role::Send, Role::Recv]].into_iter().enumerate() {
         let root = team.members[i][0];
         for (role, is_right) in roles.into_iter().zip([false, true]) {
-            let what = CollWhat::new(CollKind::Broadcast, None, Some(Datatype::Uint8));
+            let what = CollWord::new(CollKind::Broadcast, None, Some(Datatype::Uint8));
             let call = CollCall { what, group: groups[i], count: 8, root };
             let req = CollReq { call, role: Some(role), context: 9, flags: OpFlags::empty() };
             let lend = |_, _| (Span::EMPTY, IoBuf::leaked(&[7; 8]).take_one().unwrap());

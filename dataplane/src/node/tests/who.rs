@@ -125,14 +125,14 @@ fn a_question_keeps_its_answers_and_no_others() {
     for src in [2, 2, 3, 4, 5, 6, 7] {
         assert_eq!(say(&mut node, 3, (src, me), here(q, 7)), []);
     }
-    let macs: Vec<u8> = node.names.heres(q).iter().map(|here| here.station.mac.0[5]).collect();
+    let macs: Vec<u8> = node.names.answers_to(q).iter().map(|here| here.station.mac.0[5]).collect();
     assert_eq!(macs, [2, 3, 4, 5]);
     for (dst, op) in [(me, here(q ^ 1, 7)), (me, here(q, 8)), (Station::BROADCAST, here(q, 7))] {
         say(&mut node, 3, (8, dst), op);
     }
     node.names.end_question(q);
     say(&mut node, 3, (2, me), here(q, 7));
-    assert_eq!(node.names.heres(q), []);
+    assert_eq!(node.names.answers_to(q), []);
     assert_eq!(node.counters().rx_here_stray, 6);
 }
 
@@ -160,7 +160,7 @@ fn a_flood_of_forged_names_changes_nothing() {
         answers += say(node, 5_000_000 + n * 10_000, (src, dst), op).len();
     }
     assert_eq!((node.session_infos().count(), node.levels()), (sessions, levels));
-    assert_eq!(node.names.heres(q), []);
+    assert_eq!(node.names.answers_to(q), []);
     let twice = std::iter::from_fn(|| node.observed.notice());
     let twice = twice.filter(|n| matches!(n, Notice::NameTwice { service: 7471, .. })).count();
     assert_eq!(twice, 16);

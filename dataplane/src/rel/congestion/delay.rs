@@ -69,7 +69,7 @@ const SURELY: u64 = 8;
 bitflags! {
     /// What a window knows.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    struct Is: u8 {
+    struct WindowFlags: u8 {
         /// It grows by what is acknowledged, until the first queue or to `start_to`.
         const STARTING = 1;
         /// When it shrank last, that was for a mark.
@@ -89,7 +89,7 @@ bitflags! {
 pub struct DelayWindow {
     /// In 256ths of a packet.
     size: u32,
-    is: Is,
+    is: WindowFlags,
     /// Packets to which it grows by what is acknowledged, as a power of two.
     start_to: u8,
     /// When it shrank last, in units of 2^[`CUT_BITS`] ns.
@@ -100,20 +100,26 @@ pub struct DelayWindow {
 
 impl Default for DelayWindow {
     fn default() -> Self {
-        Self { size: FIRST * ONE, is: Is::STARTING, start_to: START_TO_MAX, cut_at: 0, stood_ms: 0 }
+        Self {
+            size: FIRST * ONE,
+            is: WindowFlags::STARTING,
+            start_to: START_TO_MAX,
+            cut_at: 0,
+            stood_ms: 0,
+        }
     }
 }
 
 impl DelayWindow {
-    fn is(&self, what: Is) -> bool {
+    fn is(&self, what: WindowFlags) -> bool {
         { self.is }.contains(what)
     }
 
     /// There is a queue: the window shrinks, and does not grow again as it did at first.
     fn cut(&mut self, now: Instant, by: u32, for_mark: bool) {
         self.size -= by.min(self.size - MIN * ONE);
-        let mut is = self.is - Is::STARTING;
-        is.set(Is::CUT_FOR_MARK, for_mark);
+        let mut is = self.is - WindowFlags::STARTING;
+        is.set(WindowFlags::CUT_FOR_MARK, for_mark);
         (self.cut_at, self.is) = ((now.0 >> CUT_BITS) as u32, is);
     }
 
@@ -126,19 +132,21 @@ impl DelayWindow {
     /// round trips are longer than the least one, whatever their variation; `allowed`: by how much
     /// they may be.
     fn judge_queue(&mut self, now: Instant, stands: bool, allowed: u64, rtt: &mut Rtt) {
-        let (gap, window, competes) = (rtt.look(now), self.window(), self.is(Is::COMPETING));
+        let (gap, window, competes) =
+            (rtt.look(now), self.window(), self.is(WindowFlags::COMPETING));
         let mut is = self.is;
         if !stands {
-            is -= Is::HAS_COMPETED;
+            is -= WindowFlags::HAS_COMPETED;
             if competes {
-                is -= Is::COMPETING | Is::STARTING;
+                is -= WindowFlags::COMPETING | WindowFlags::STARTING;
             }
         } else if competes {
             self.stood_ms += gap;
             if self.stood_ms < COMPETES_MS {
                 return;
             }
-            is = (is - (Is::COMPETING | Is::STARTING)) | Is::HAS_COMPETED;
+            is =
+                (is - (WindowFlags::COMPETING | WindowFlags::STARTING)) | WindowFlags::HAS_COMPETED;
             self.size = self.size.min(FEW * ONE);
         } else if window <= 2 * FEW {
             // Below eight it is losses that keep it small; or round trips vary too much to say.
@@ -152,13 +160,13 @@ impl DelayWindow {
             }
             let is_steady = rtt.srtt_ns().saturating_sub(rtt.recent_min_ns()) <= allowed;
             let had_losses = self.since_cut_ns(now) < 1_000_000 * u64::from(STANDS_MS);
-            if self.is(Is::HAS_COMPETED) && is_steady && !had_losses {
+            if self.is(WindowFlags::HAS_COMPETED) && is_steady && !had_losses {
                 rtt.path_is_longer();
             } else {
-                is |= Is::COMPETING | Is::STARTING;
+                is |= WindowFlags::COMPETING | WindowFlags::STARTING;
                 self.start_to = START_TO_MAX;
             }
-            is -= Is::HAS_COMPETED;
+            is -= WindowFlags::HAS_COMPETED;
         }
         self.is = is;
         self.stood_ms = 0;
@@ -168,8 +176,8 @@ impl DelayWindow {
     /// What the window, of `packets`, gains by acknowledgements for `acked`. `queued`: while there
     /// is a queue.
     fn growth(&self, acked: u32, packets: u32, queued: bool) -> u32 {
-        let competes = self.is(Is::COMPETING);
-        if self.is(Is::STARTING) && (competes || !queued) && packets < 1 << self.start_to {
+        let competes = self.is(WindowFlags::COMPETING);
+        if self.is(WindowFlags::STARTING) && (competes || !queued) && packets < 1 << self.start_to {
             return acked * ONE;
         }
         if competes {
@@ -199,12 +207,12 @@ impl CongestionControl for DelayWindow {
         let queue_ns = srtt.saturating_sub(rtt.min_ns());
         let surely = (floor_ns / 4).max(SURELY * rtt.var_ns());
         let mut is = self.is;
-        is.set(Is::QUEUED, queue_ns > surely);
+        is.set(WindowFlags::QUEUED, queue_ns > surely);
         self.is = is;
         let allowed = (floor_ns / 4).max(4 * rtt.var_ns());
         let queued = queue_ns > allowed;
         self.judge_queue(now, queue_ns > floor_ns / 4, allowed, rtt);
-        if !queued || packets < FEW || self.is(Is::COMPETING) {
+        if !queued || packets < FEW || self.is(WindowFlags::COMPETING) {
             let is_used = ack.under_way + 2 >= packets / 2;
             if is_used {
                 let grown = self.growth(ack.packets, packets, queued);
@@ -223,7 +231,7 @@ impl CongestionControl for DelayWindow {
 
     fn on_mark(&mut self, now: Instant, rtt: &Rtt) {
         // A cut for a delay that is hardly too long does not stand for it.
-        let may = !self.is(Is::CUT_FOR_MARK) || self.since_cut_ns(now) > rtt.srtt_ns();
+        let may = !self.is(WindowFlags::CUT_FOR_MARK) || self.since_cut_ns(now) > rtt.srtt_ns();
         if may {
             self.cut(now, self.size / 5, true);
         }
@@ -234,21 +242,22 @@ impl CongestionControl for DelayWindow {
     fn on_loss(&mut self, now: Instant, lost: u32, rtt: &Rtt) {
         let window = self.window();
         let is_heavy = lost > 1 && lost > window / 2;
-        let overflowed = self.is(Is::COMPETING) || self.is(Is::QUEUED) && lost > window / 64;
+        let overflowed =
+            self.is(WindowFlags::COMPETING) || self.is(WindowFlags::QUEUED) && lost > window / 64;
         if (is_heavy || overflowed) && self.since_cut_ns(now) > rtt.srtt_ns() {
             self.cut(now, self.size / 2, false);
         }
     }
 
     fn on_timeout(&mut self, now: Instant, nth: u8) {
-        let is_queued = self.is(Is::QUEUED);
+        let is_queued = self.is(WindowFlags::QUEUED);
         if !is_queued && nth == 2 {
             self.start_to = (self.window() / 2).max(1).ilog2() as u8;
         }
         if is_queued || nth > 1 {
             self.cut(now, self.size / 2, false);
             let mut is = self.is;
-            is.set(Is::STARTING, !is_queued);
+            is.set(WindowFlags::STARTING, !is_queued);
             self.is = is;
         }
     }
@@ -373,7 +382,7 @@ mod tests {
         cwnd.on_loss(Instant(2901 * 1_000_000), 1 + grown / 64, &rtt);
         assert_eq!(cwnd.window(), grown / 2);
         stands(&mut cwnd, &mut rtt, 2902, 60, 20_000);
-        assert!(!cwnd.is(Is::COMPETING));
+        assert!(!cwnd.is(WindowFlags::COMPETING));
         assert_eq!(rtt.min_ns(), 20_000);
     }
 
@@ -384,7 +393,7 @@ mod tests {
         stands(&mut cwnd, &mut rtt, 1, 100, 400_000);
         for second in 2..12 {
             stands(&mut cwnd, &mut rtt, 1000 * second, 5, 400_000);
-            assert!(!cwnd.is(Is::COMPETING), "after {second} s");
+            assert!(!cwnd.is(WindowFlags::COMPETING), "after {second} s");
         }
     }
 
@@ -398,9 +407,12 @@ mod tests {
             cwnd.on_ack(Instant(ms * 1_000_000), ack(1), &mut rtt, 100_000);
         }
         let grown = cwnd.window();
-        assert!(cwnd.is(Is::COMPETING) && !cwnd.is(Is::QUEUED) && grown > 2 * FEW, "{cwnd:?}");
+        assert!(
+            cwnd.is(WindowFlags::COMPETING) && !cwnd.is(WindowFlags::QUEUED) && grown > 2 * FEW,
+            "{cwnd:?}"
+        );
         cwnd.on_loss(Instant(1400 * 1_000_000), 1, &rtt);
-        assert_eq!((cwnd.window(), cwnd.is(Is::STARTING)), (grown / 2, false));
+        assert_eq!((cwnd.window(), cwnd.is(WindowFlags::STARTING)), (grown / 2, false));
     }
 
     /// Goal: a path that has become longer is known for one after a second, ten of competition, and
@@ -412,7 +424,7 @@ mod tests {
         assert_eq!((cwnd.window(), rtt.min_ns()), (FEW, 20_000));
         stands(&mut cwnd, &mut rtt, 12_401, 1500, 400_000);
         assert_eq!(rtt.min_ns(), 400_000);
-        assert!(cwnd.window() > FEW && !cwnd.is(Is::COMPETING));
+        assert!(cwnd.window() > FEW && !cwnd.is(WindowFlags::COMPETING));
     }
 
     /// Goal: a peer that computes for a while, and does not answer, has its window back in a few
@@ -472,7 +484,7 @@ mod tests {
     }
 
     /// A window of `packets` that no longer starts.
-    fn settled(packets: u32, is: Is) -> DelayWindow {
+    fn settled(packets: u32, is: WindowFlags) -> DelayWindow {
         DelayWindow { size: packets * ONE, is, ..DelayWindow::default() }
     }
 
@@ -480,16 +492,16 @@ mod tests {
     /// while it competes, and by all that is acknowledged while it starts.
     #[test]
     fn growth_is_by_what_the_window_knows() {
-        let none = settled(16, Is::empty());
+        let none = settled(16, WindowFlags::empty());
         assert_eq!([none.growth(16, 16, false), none.growth(16, 16, true)], [2 * ONE, ONE / 2]);
         assert_eq!([none.growth(4, 4, false), none.growth(2, 2, true)], [ONE, ONE / 8]);
-        let competes = settled(16, Is::COMPETING);
+        let competes = settled(16, WindowFlags::COMPETING);
         assert_eq!([16, 4].map(|acked| competes.growth(acked, 16, true)), [ONE, ONE / 4]);
-        let mut starts = settled(16, Is::STARTING);
+        let mut starts = settled(16, WindowFlags::STARTING);
         starts.start_to = 4;
         assert_eq!([15, 16].map(|packets| starts.growth(3, packets, false)), [3 * ONE, 96]);
         assert_eq!(starts.growth(15, 15, true), ONE / 2);
-        starts.is |= Is::COMPETING;
+        starts.is |= WindowFlags::COMPETING;
         assert_eq!([15, 16].map(|packets| starts.growth(16, packets, true)), [16 * ONE, ONE]);
     }
 
@@ -497,7 +509,7 @@ mod tests {
     /// packets; a window is used if half of it was under way.
     #[test]
     fn a_queue_takes_in_proportion() {
-        let (mut cwnd, mut rtt) = (settled(100, Is::empty()), Rtt::default());
+        let (mut cwnd, mut rtt) = (settled(100, WindowFlags::empty()), Rtt::default());
         rtt.sample(100_000);
         for _ in 0..200 {
             rtt.sample(200_000);
@@ -509,18 +521,18 @@ mod tests {
         cwnd.on_ack(now, ack(1), &mut rtt, 100_000);
         let left = 100 * ONE - (100 * u64::from(ONE) * over / 512) as u32;
         assert_eq!({ cwnd.size }, left);
-        assert!(cwnd.is(Is::QUEUED) && !cwnd.is(Is::CUT_FOR_MARK));
+        assert!(cwnd.is(WindowFlags::QUEUED) && !cwnd.is(WindowFlags::CUT_FOR_MARK));
         cwnd.on_ack(now + (srtt & !63), ack(1), &mut rtt, 100_000);
         assert_eq!({ cwnd.size }, left, "within the round trip");
         cwnd.on_ack(now + srtt + 64, ack(1), &mut rtt, 100_000);
         assert!(cwnd.size < left);
-        let mut few = settled(FEW + 1, Is::empty());
+        let mut few = settled(FEW + 1, WindowFlags::empty());
         few.on_ack(now, ack(1), &mut rtt, 100_000);
         assert_eq!({ few.size }, FEW * ONE);
         let mut calm = Rtt::default();
         calm.sample(20_000);
         let used = |under_way| {
-            let mut cwnd = settled(100, Is::empty());
+            let mut cwnd = settled(100, WindowFlags::empty());
             cwnd.on_ack(now, Acked { packets: 50, under_way }, &mut calm, 100_000);
             cwnd.size > 100 * ONE
         };
@@ -532,19 +544,19 @@ mod tests {
     #[test]
     fn a_timeout_halves_by_what_was_seen() {
         let now = Instant(1 << 30);
-        let mut calm = settled(100, Is::empty());
+        let mut calm = settled(100, WindowFlags::empty());
         calm.on_timeout(now, 1);
-        assert_eq!((calm.window(), calm.is(Is::STARTING)), (100, false));
+        assert_eq!((calm.window(), calm.is(WindowFlags::STARTING)), (100, false));
         calm.on_timeout(now, 2);
-        assert_eq!((calm.window(), calm.is(Is::STARTING), calm.start_to), (50, true, 5));
+        assert_eq!((calm.window(), calm.is(WindowFlags::STARTING), calm.start_to), (50, true, 5));
         calm.on_timeout(now, 3);
-        assert_eq!((calm.window(), calm.is(Is::STARTING), calm.start_to), (25, true, 5));
-        let mut full = settled(100, Is::QUEUED | Is::STARTING);
+        assert_eq!((calm.window(), calm.is(WindowFlags::STARTING), calm.start_to), (25, true, 5));
+        let mut full = settled(100, WindowFlags::QUEUED | WindowFlags::STARTING);
         full.on_timeout(now, 1);
-        assert_eq!((full.window(), full.is(Is::STARTING)), (50, false));
+        assert_eq!((full.window(), full.is(WindowFlags::STARTING)), (50, false));
         full.on_timeout(now, 2);
         assert_eq!((full.window(), full.start_to), (25, START_TO_MAX));
-        let mut one = settled(1, Is::empty());
+        let mut one = settled(1, WindowFlags::empty());
         one.on_timeout(now, 2);
         assert_eq!((one.window(), one.start_to), (1, 0));
     }
@@ -559,10 +571,10 @@ mod tests {
             cwnd.on_loss(Instant(1 << 30), lost, &rtt);
             cwnd.window()
         };
-        assert_eq!([1, 64, 65].map(|lost| left(Is::empty(), 128, lost)), [128, 128, 64]);
-        assert_eq!([left(Is::empty(), 1, 1), left(Is::empty(), 2, 2)], [1, 1]);
-        assert_eq!([2, 3].map(|lost| left(Is::QUEUED, 128, lost)), [128, 64]);
-        assert_eq!(left(Is::COMPETING, 128, 1), 64);
+        assert_eq!([1, 64, 65].map(|lost| left(WindowFlags::empty(), 128, lost)), [128, 128, 64]);
+        assert_eq!([left(WindowFlags::empty(), 1, 1), left(WindowFlags::empty(), 2, 2)], [1, 1]);
+        assert_eq!([2, 3].map(|lost| left(WindowFlags::QUEUED, 128, lost)), [128, 64]);
+        assert_eq!(left(WindowFlags::COMPETING, 128, 1), 64);
     }
 
     /// Goal: what takes place once a round trip takes place again when more than one has passed.
@@ -577,9 +589,12 @@ mod tests {
             f(&mut cwnd, at + ns, &rtt);
             cwnd.window()
         };
-        let mark = |ns| window_after(Is::CUT_FOR_MARK, ns, |cwnd, now, rtt| cwnd.on_mark(now, rtt));
+        let mark = |ns| {
+            window_after(WindowFlags::CUT_FOR_MARK, ns, |cwnd, now, rtt| cwnd.on_mark(now, rtt))
+        };
         assert_eq!([64_000, 64_064].map(mark), [100, 80]);
-        let loss = |ns| window_after(Is::QUEUED, ns, |cwnd, now, rtt| cwnd.on_loss(now, 9, rtt));
+        let loss =
+            |ns| window_after(WindowFlags::QUEUED, ns, |cwnd, now, rtt| cwnd.on_loss(now, 9, rtt));
         assert_eq!([64_000, 64_064].map(loss), [100, 50]);
         assert_eq!(DelayWindow::whole().window(), WINDOW);
     }
@@ -593,11 +608,11 @@ mod tests {
         (0..60).for_each(|_| rtt.sample(420_000));
         let queue = rtt.srtt_ns() - rtt.min_ns();
         let competes = |packets, allowed| {
-            let (mut cwnd, mut rtt) = (settled(packets, Is::empty()), rtt);
+            let (mut cwnd, mut rtt) = (settled(packets, WindowFlags::empty()), rtt);
             (0..1_100).for_each(|ms| {
                 cwnd.judge_queue(Instant(ms * 1_000_000), true, allowed, &mut rtt);
             });
-            cwnd.is(Is::COMPETING)
+            cwnd.is(WindowFlags::COMPETING)
         };
         let by_size = [FEW - 1, FEW, 2 * FEW, 2 * FEW + 1].map(|n| competes(n, queue - 1));
         assert_eq!(by_size, [false, true, true, false]);

@@ -16,13 +16,13 @@ const LOOP_MAX: usize = 64;
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Looped {
+pub(crate) struct SelfLoop {
     pub(super) queue: VecDeque<Vec<u8>>,
     /// Buffers for more.
     free: Vec<Vec<u8>>,
 }
 
-impl Looped {
+impl SelfLoop {
     pub(super) fn new() -> Self {
         let (queue, free) = (VecDeque::with_capacity(LOOP_MAX), Vec::with_capacity(LOOP_MAX));
         Self { queue, free }
@@ -32,15 +32,15 @@ impl Looped {
 impl Node {
     /// Delivers frames to this node itself.
     pub(super) fn drain_loop(&mut self, now: Instant) {
-        for _ in 0..self.looped.queue.len() {
-            let Some(bytes) = self.looped.queue.pop_front() else { return };
-            self.on_looped(now, &RxFrame::new(&bytes));
-            self.looped.free.push(bytes);
+        for _ in 0..self.self_loop.queue.len() {
+            let Some(bytes) = self.self_loop.queue.pop_front() else { return };
+            self.on_self_loop_frame(now, &RxFrame::new(&bytes));
+            self.self_loop.free.push(bytes);
         }
     }
 
     /// Takes a frame of this node itself. It never was on a wire, so it is not sealed.
-    fn on_looped(&mut self, now: Instant, frame: &RxFrame<'_>) {
+    fn on_self_loop_frame(&mut self, now: Instant, frame: &RxFrame<'_>) {
         if self.port.far.is_sealed() {
             self.counters.rx_frames += 1;
             self.on_frame_slow(now, frame);
@@ -54,10 +54,10 @@ impl Sending<'_> {
     /// Queues a frame to this node itself, which [`transmit`](Node::transmit) passes to `on_frame`.
     #[cold]
     pub(super) fn emit_to_self(&mut self, p: PeerIdx, packet: &Packet<'_>) -> Tx {
-        if self.looped.queue.len() >= LOOP_MAX {
+        if self.self_loop.queue.len() >= LOOP_MAX {
             return Tx::Full;
         }
-        let mut bytes = self.looped.free.pop().unwrap_or_default();
+        let mut bytes = self.self_loop.free.pop().unwrap_or_default();
         let body = self.body(packet.body);
         let head_len = BASE_LEN + packet.op.len();
         bytes.clear();
@@ -70,7 +70,7 @@ impl Sending<'_> {
             let crc = wire::crc_of_head(&bytes).to_le_bytes();
             bytes.extend_from_slice(&crc);
         }
-        self.looped.queue.push_back(bytes);
+        self.self_loop.queue.push_back(bytes);
         self.due.note_send();
         self.counters.tx_frames += 1;
         let peer = &mut self.peers[p];

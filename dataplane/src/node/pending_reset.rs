@@ -16,7 +16,7 @@ use crate::wire::RstOp;
 
 /// The first such reset of a session since its peer was heard.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Doubt {
+pub(super) struct PendingReset {
     since: Instant,
     rst: RstOp,
 }
@@ -25,23 +25,23 @@ impl Openings {
     /// An authentic frame of the open session with `p` has arrived.
     #[inline]
     pub(super) fn trust(&mut self, p: PeerIdx) {
-        if !self.doubts.is_empty() {
-            self.doubts.remove(&p);
+        if !self.pending_resets.is_empty() {
+            self.pending_resets.remove(&p);
         }
     }
 
     /// When the session with `p` ends if nothing authentic arrives before.
     #[inline]
-    pub(super) fn doubt_over(&self, p: PeerIdx, t_dead_ns: u64) -> Option<Instant> {
+    pub(super) fn reset_deadline(&self, p: PeerIdx, t_dead_ns: u64) -> Option<Instant> {
         let pause = REFUSED_NS.min(t_dead_ns / 2);
-        self.doubts.get(&p).map(|doubt| doubt.since + pause)
+        self.pending_resets.get(&p).map(|note_unproven_reset| note_unproven_reset.since + pause)
     }
 }
 
 impl Control<'_> {
     /// Notes a reset of the sealed session with `p`, and probes the peer if the session is open.
-    pub(super) fn doubt(&mut self, now: Instant, p: PeerIdx, rst: &RstOp) {
-        self.openings.doubts.entry(p).or_insert(Doubt { since: now, rst: *rst });
+    pub(super) fn note_unproven_reset(&mut self, now: Instant, p: PeerIdx, rst: &RstOp) {
+        self.openings.pending_resets.entry(p).or_insert(PendingReset { since: now, rst: *rst });
         if self.peers[p].state == State::Open {
             self.peers[p].ask();
             self.due.make_ready(self.peers, p);
@@ -51,8 +51,14 @@ impl Control<'_> {
 
     /// The reset to apply, once its time has passed and nothing authentic has arrived.
     pub(super) fn proven_reset(&mut self, p: PeerIdx) -> Option<RstOp> {
-        let over = self.openings.doubt_over(p, self.settings.t_dead_ns);
+        let over = self.openings.reset_deadline(p, self.settings.t_dead_ns);
         let ends = self.turn.is_over(over);
-        ends.then(|| self.openings.doubts.remove(&p).map(|doubt| doubt.rst)).flatten()
+        ends.then(|| {
+            self.openings
+                .pending_resets
+                .remove(&p)
+                .map(|note_unproven_reset| note_unproven_reset.rst)
+        })
+        .flatten()
     }
 }
