@@ -1,4 +1,4 @@
-//! A socket under a name that others connect to: a file, or an abstract name.
+//! A listening socket with a name: a file, or an abstract name.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -18,37 +18,36 @@ use nix::sys::time::TimeSpec;
 use super::lock::NotInChildren;
 use super::unix::{Apart, is_crowded};
 
-/// Time to wait for others who look whether the same file is a dead one's.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long to wait for other processes that check the same file for staleness.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Takes connections ([`SockType::SeqPacket`]) under a name of its own. Forked children do not keep
-/// it open.
+/// Accepts connections ([`SockType::SeqPacket`]) at its name. Forked children do not keep it open.
 pub(super) struct BoundSocket {
-    /// Taken when it is dropped.
+    /// `None` only during drop.
     fd: Option<Apart<NotInChildren>>,
-    /// The file, and which one that is.
+    /// The file and its inode, unless the name is abstract.
     file: Option<(PathBuf, Inode)>,
 }
 
-/// Device and number of a file.
+/// Device and inode number of a file.
 pub(super) type Inode = (u64, u64);
 
 impl BoundSocket {
-    /// Takes the name, in place of a file that is the socket of somebody dead. Nobody can connect
-    /// yet.
+    /// Binds the name, and replaces a stale socket file of a dead process. Connections are refused
+    /// until [`listen`](Self::listen).
     ///
     /// # Errors
-    /// `EADDRINUSE` if somebody has it, or another file is there; those of `socket`, `bind` and
+    /// `EADDRINUSE` if a process has it, or another file is there; those of `socket`, `bind` and
     /// `unlink`. Nothing is left behind.
     pub(super) fn bind(address: &UnixAddr) -> Result<Self, Errno> {
         let fd = seqpacket()?;
         let fd = Apart::new(NotInChildren::from(fd));
         let path = address.path();
-        // Before we try: one that is there later may be of somebody who does not listen yet.
+        // Before the attempt: a later file may be of a process that does not listen yet.
         let old = path.and_then(inode);
         let mut bound = bind(fd.as_raw_fd(), address);
         if let (Err(Errno::EADDRINUSE), Some(path), Some(old)) = (bound, path, old) {
-            remove_stale(path, address, PATIENCE, || inode(path) == Some(old))?;
+            remove_stale(path, address, LOCK_TIMEOUT, || inode(path) == Some(old))?;
             bound = bind(fd.as_raw_fd(), address);
         }
         bound?;
@@ -56,7 +55,7 @@ impl BoundSocket {
         Ok(Self { fd: Some(fd), file })
     }
 
-    /// Has `backlog` connections wait for [`accept`](Self::accept).
+    /// Listens, with at most `backlog` connections that wait for [`accept`](Self::accept).
     ///
     /// # Errors
     /// Those of `listen`.
@@ -64,8 +63,7 @@ impl BoundSocket {
         listen(self, backlog)
     }
 
-    /// The next connection, non-blocking; `None` if there is none, or none is to be had now for
-    /// want of descriptors.
+    /// The next connection, non-blocking; `None` if none waits, or descriptors are short.
     pub(super) fn accept(&self) -> Option<OwnedFd> {
         if is_crowded() {
             return None;
@@ -76,10 +74,10 @@ impl BoundSocket {
         Some(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
-    /// Says by the file's time that somebody listens.
+    /// Updates the file's time, which shows that a process listens.
     pub(super) fn touch(&self) {
         if let Some((path, _)) = &self.file {
-            // Without it, who comes after its end does not wait for it to be back.
+            // Clients that find the file without a listener wait only if its time is recent.
             touch(path, TimeSpec::UTIME_NOW);
         }
     }
@@ -101,18 +99,18 @@ impl Drop for BoundSocket {
             if inode(path) == Some(*is) {
                 let _ = std::fs::remove_file(path);
             }
-            // Nobody can connect any more, whenever it is closed.
+            // Connections are refused from now on, also if the descriptor is closed later.
             let _ = shutdown(self.fd(), Shutdown::Both);
             return;
         }
-        // An abstract name is free when this is closed, which is when the caller may count on it.
+        // An abstract name is free once the descriptor is closed, on which callers rely.
         if let Some(fd) = self.fd.take() {
             drop(fd.trust());
         }
     }
 }
 
-/// A socket, non-blocking.
+/// A non-blocking seqpacket socket.
 ///
 /// # Errors
 /// Those of `socket`.
@@ -121,30 +119,30 @@ pub(super) fn seqpacket() -> Result<OwnedFd, Errno> {
     socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)
 }
 
-/// Gives the file at `path` itself, whatever it is, a time, if it is there and ours.
+/// Sets the times of the file at `path`, not of a link's target, if it exists and is owned.
 pub(super) fn touch(path: &Path, time: TimeSpec) {
     let _ = utimensat(AT_FDCWD, path, &time, &time, UtimensatFlags::NoFollowSymlink);
 }
 
-/// Which file `path` is, if it is a socket.
+/// The inode of `path`, if it is a socket.
 pub(super) fn inode(path: impl AsRef<Path>) -> Option<Inode> {
     let meta = std::fs::symlink_metadata(path).ok()?;
     meta.file_type().is_socket().then(|| (meta.dev(), meta.ino()))
 }
 
-/// The name that whoever looks at the socket at `path` has meanwhile.
+/// Name of the lock for staleness checks of the socket at `path`.
 pub(super) fn lock_name(path: &Path) -> String {
     let mut hasher = DefaultHasher::new();
     path.hash(&mut hasher);
     format!("barewire-bind-{:x}", hasher.finish())
 }
 
-/// Removes the socket at `path` if nobody listens at it and `is_it` then says that it is the one
-/// that the caller means. Of several that want to only one looks at a time, so that none removes
-/// what another has made.
+/// Removes the socket at `path` if no process listens and `is_it` then confirms that it is the one
+/// that the caller means. A lock serializes the processes that check, so that none removes what
+/// another has made.
 ///
-/// With `patience` it waits for the others for so long, and then goes on without them: anybody can
-/// take the name of the lock. Without, the socket stays if somebody else looks at it.
+/// With `patience` it waits for the lock for so long, and then continues without it: any process
+/// can take the lock's name. Without, the socket stays if another process has the lock.
 ///
 /// # Errors
 /// Those of `socket` and `unlink`; the socket stays.
@@ -188,10 +186,10 @@ mod tests {
         Ok(socket)
     }
 
-    /// Goal: the file of somebody dead is replaced, of somebody alive not; it goes with its socket,
-    /// and another one that is there by then stays.
+    /// Goal: the file of a dead process is replaced, that of a live one is not; it is removed with
+    /// its socket, and another file that has replaced it stays.
     #[test]
-    fn a_file_is_whose_socket_it_is() {
+    fn only_stale_files_are_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("socket");
         let address = UnixAddr::new(&path).unwrap();
@@ -216,10 +214,10 @@ mod tests {
         assert!(path.exists());
     }
 
-    /// Goal: a socket that took the place of the one that is meant stays, also while nobody listens
-    /// at it yet, and without patience so does one that somebody else looks at.
+    /// Goal: a socket that has replaced the stale one stays, also while no process listens at it
+    /// yet, and without patience so does one whose lock is held.
     #[test]
-    fn only_the_socket_that_is_meant_goes() {
+    fn only_the_stale_socket_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("socket");
         let made = |path: &Path| {
@@ -237,14 +235,14 @@ mod tests {
             remove_stale(&path, &address, patience, || inode(&path) == which).unwrap();
             path.exists()
         };
-        assert!(remove(PATIENCE, dead), "it is another one's");
+        assert!(remove(LOCK_TIMEOUT, dead), "it is another one's");
         drop(bound);
         let lock = seqpacket().unwrap();
         let name = UnixAddr::new_abstract(lock_name(&path).as_bytes()).unwrap();
         bind(lock.as_raw_fd(), &name).unwrap();
         let begun = Instant::now();
         assert!(remove(Duration::ZERO, inode(&path)));
-        assert!(begun.elapsed() < PATIENCE / 2, "{:?}", begun.elapsed());
+        assert!(begun.elapsed() < LOCK_TIMEOUT / 2, "{:?}", begun.elapsed());
         drop(lock);
         assert!(!remove(Duration::ZERO, inode(&path)));
     }

@@ -1,9 +1,10 @@
-//! A port around a port that loses, doubles, reorders, corrupts and delays what is sent.
+//! Fault injection: a port that wraps another and loses, duplicates, reorders, corrupts and delays
+//! sent frames.
 //!
-//! It acts on what [`Port::tx`] takes and passes on untouched what is received: where both ends
-//! shall suffer, both ends wrap. Every decision follows from the seed and the order of calls.
-//! A frame's fate is drawn once: one that the port below had no room for keeps it for the retry, so
-//! that a full ring does not make loss more likely than asked for.
+//! Received frames are passed on unchanged: for faults in both directions, both ends wrap their
+//! ports. All decisions follow from the seed and the order of calls. A frame's fate is drawn once:
+//! a frame that the port below has no room for keeps it for the retry, so that a full ring does not
+//! raise the loss rate.
 //!
 //! Frames held back lie in memory reserved at the start; when that is full, [`Tx::Full`].
 
@@ -11,7 +12,7 @@ use crate::clock::now_ns;
 use crate::frame::{ETH_HDR_LEN, RxFrame, TxFrame};
 use crate::port::{Port, PortCaps, PortCounters, PortGone, Presence, RxSink, Station, Tx};
 
-/// What a [`Fault`] does, and how often. All probabilities are per frame, 0 to 1, default 0.
+/// Settings of a [`Fault`]. All probabilities are per frame, 0 to 1, default 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FaultSettings {
     /// The frame is dropped.
@@ -24,11 +25,11 @@ pub struct FaultSettings {
     pub corrupt: f64,
     /// Every frame is held for so many microseconds. Default 0.
     pub delay_us: u64,
-    /// Largest MTU to show; default that of the port below.
+    /// MTU limit; default that of the port below.
     pub mtu: Option<usize>,
     /// Frames that can be held at a time. Default 256; each costs a frame of address space.
     pub hold_count: usize,
-    /// Everything random follows from it. Default 1.
+    /// Seed of all random decisions. Default 1.
     pub seed: u64,
 }
 
@@ -58,12 +59,12 @@ pub struct Fault {
     rng: u64,
     /// Drawn for a frame that the port below had no room for.
     fate: Option<Fate>,
-    held: Vec<Held>,
+    held: Vec<HeldFrame>,
     free: Vec<usize>,
     bytes: Vec<u8>,
     scratch: Vec<u8>,
     frame_max: usize,
-    /// Frames that were passed on or dropped so far; what a reordered one counts by.
+    /// Frames passed on or dropped so far, by which reordered ones are released.
     passed: u64,
     own: PortCounters,
 }
@@ -72,23 +73,23 @@ pub struct Fault {
 struct Fate {
     is_lost: bool,
     is_doubled: bool,
-    /// Later frames that pass it first; 0 for none.
+    /// Number of later frames that overtake it; 0: none.
     overtaken_by: u64,
-    /// Bits to flip, as random numbers; 0 for none.
+    /// Bits to flip, as random numbers; 0: none.
     flips: [u64; 3],
 }
 
 #[derive(Clone, Copy)]
-struct Held {
+struct HeldFrame {
     due_ns: u64,
-    /// Goes when so many have passed, even if not due; `u64::MAX` to wait for the time.
+    /// Released when so many frames have passed, even before `due_ns`; `u64::MAX`: by time only.
     due_passed: u64,
     slot: usize,
     len: usize,
 }
 
 impl Fault {
-    /// Wraps `inner`. Its name becomes that of the whole with `spec` before it.
+    /// Wraps `inner`. The port's name is that of `inner` with `spec` before it.
     pub fn new(inner: Box<dyn Port>, settings: FaultSettings, spec: &str) -> Self {
         let mut caps = inner.caps().clone();
         caps.mtu = settings.mtu.map_or(caps.mtu, |mtu| mtu.min(caps.mtu));
@@ -98,7 +99,7 @@ impl Fault {
         // A delayed frame was answered Sent and does not survive its sender.
         caps.lossless &= delay_us == 0;
         caps.gather = false;
-        // What is spoilt is no near way; around the far side of a port there is none.
+        // Frames with faults must not take the near side.
         caps.near_mtu = 0;
         caps.rto_floor_ns += 2 * delay_us * 1000;
         let frame_max = ETH_HDR_LEN + caps.mtu;
@@ -131,7 +132,7 @@ impl Fault {
         p > 0.0 && ((self.random() >> 11) as f64) < p * (1_u64 << 53) as f64
     }
 
-    fn draw(&mut self) -> Fate {
+    fn draw_fate(&mut self) -> Fate {
         let FaultSettings { loss, dup, reorder, corrupt, .. } = self.settings;
         let mut fate = Fate {
             is_lost: self.chance(loss),
@@ -168,7 +169,7 @@ impl Fault {
         }
         let len = frame.copy_to(&mut self.scratch);
         for flip in fate.flips.into_iter().filter(|&flip| flip != 0) {
-            // Not the addresses: a frame that changes its way is another fault than this one.
+            // Not the MACs: a misdirected frame is another kind of fault.
             let bits = (len - 12) as u64 * 8;
             let at = (flip >> 8) % bits;
             self.scratch[12 + (at / 8) as usize] ^= 1 << (at % 8);
@@ -185,7 +186,7 @@ impl Fault {
         Ok(sent)
     }
 
-    /// Keeps the frame in `scratch`: for its time, or without a fate only until the next poll.
+    /// Holds the frame in `scratch` as its fate says, or without a fate until the next poll.
     fn hold(&mut self, len: usize, fate: Option<Fate>) {
         let slot = self.free.pop().expect("the caller saw room");
         self.bytes[slot * self.frame_max..][..len].copy_from_slice(&self.scratch[..len]);
@@ -193,11 +194,11 @@ impl Fault {
         let wait = if overtaken_by > 0 { REORDER_NS } else { 0 };
         let wait = wait + fate.map_or(0, |_| self.settings.delay_us * 1000);
         let due_passed = if overtaken_by > 0 { self.passed + 1 + overtaken_by } else { u64::MAX };
-        self.held.push(Held { due_ns: now_ns() + wait, due_passed, slot, len });
+        self.held.push(HeldFrame { due_ns: now_ns() + wait, due_passed, slot, len });
     }
 
-    /// Sends what is due, oldest first.
-    fn pump(&mut self) -> Result<(), PortGone> {
+    /// Sends held frames that are due, oldest first.
+    fn release_due(&mut self) -> Result<(), PortGone> {
         if self.held.is_empty() {
             return Ok(());
         }
@@ -212,7 +213,7 @@ impl Fault {
             }
             let bytes = &self.bytes[h.slot * self.frame_max..][..h.len];
             match self.inner.tx(&TxFrame::whole(bytes))? {
-                // Those behind it wait as well, so that delay alone changes no order.
+                // Frames behind it wait too, so that delay alone does not reorder.
                 Tx::Full => return Ok(()),
                 Tx::Sent => {}
                 Tx::NoRoute => self.own.tx_dropped += 1,
@@ -239,10 +240,10 @@ impl Port for Fault {
     fn tx(&mut self, frame: &TxFrame<'_>) -> Result<Tx, PortGone> {
         let len = frame.len();
         assert!(frame.head.len() >= ETH_HDR_LEN && len <= self.frame_max, "frame of {len} bytes");
-        self.pump()?;
+        self.release_due()?;
         let fate = match self.fate.take() {
             Some(fate) => fate,
-            None => self.draw(),
+            None => self.draw_fate(),
         };
         let sent = self.apply(frame, fate)?;
         match sent {
@@ -254,22 +255,22 @@ impl Port for Fault {
     }
 
     fn flush(&mut self) -> Result<(), PortGone> {
-        self.pump()?;
+        self.release_due()?;
         self.inner.flush()
     }
 
     fn rx_burst(&mut self, max: usize, sink: &mut dyn RxSink) -> Result<usize, PortGone> {
         if !self.held.is_empty() {
-            self.pump()?;
+            self.release_due()?;
             self.inner.flush()?;
         }
         if self.inner.caps().near_mtu != 0 {
-            return self.inner.rx_burst(max, &mut AsFar(sink));
+            return self.inner.rx_burst(max, &mut FarSink(sink));
         }
         self.inner.rx_burst(max, sink)
     }
 
-    /// What this port was given and gave; drops on purpose and those of the port below together.
+    /// Frames of this port; drops are injected ones and those of the port below.
     fn counters(&self) -> PortCounters {
         let below = self.inner.counters();
         PortCounters {
@@ -289,7 +290,7 @@ impl Port for Fault {
         self.inner.presence(station)
     }
 
-    /// Loss, copies and delay leave a frame as it is.
+    /// Loss, duplicates and delay do not change a frame's bytes.
     fn damages(&self) -> bool {
         self.settings.corrupt > 0.0 || self.inner.damages()
     }
@@ -300,10 +301,10 @@ impl Port for Fault {
     }
 }
 
-/// Lends frames of near stations as those of any other.
-struct AsFar<'a>(&'a mut dyn RxSink);
+/// Lends frames of near stations like those of far ones.
+struct FarSink<'a>(&'a mut dyn RxSink);
 
-impl RxSink for AsFar<'_> {
+impl RxSink for FarSink<'_> {
     fn prefetch(&mut self, frame: &RxFrame<'_>) {
         self.0.prefetch(&frame.as_far());
     }
@@ -320,7 +321,7 @@ mod tests {
 
     const COUNT: u32 = 20_000;
 
-    /// Sends `COUNT` numbered frames through a fault port and says what arrives.
+    /// Sends `COUNT` numbered frames through a fault port and returns those that arrive.
     fn run(settings: FaultSettings) -> (Vec<Vec<u8>>, PortCounters, bool) {
         let mut ports = Loopback::segment(2, LoopbackSettings { mtu: 256, ring_count: 64 });
         let mut b = ports.pop().unwrap();
@@ -354,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_asked_for_is_nothing_done() {
+    fn default_settings_inject_no_faults() {
         let (got, counters, lossless) = run(FaultSettings::default());
         assert!(lossless && counters.tx_dropped == 0 && counters.tx_full > 0);
         assert_eq!(serials(&got), (0..COUNT).collect::<Vec<_>>());

@@ -1,4 +1,4 @@
-//! What the log is told, for tests.
+//! Captures log lines, for tests.
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
@@ -12,7 +12,7 @@ use tracing::{Event, Level, Metadata, Subscriber};
 pub(super) struct Logged(Arc<Mutex<Vec<(Level, String)>>>);
 
 impl Logged {
-    /// What `say` told.
+    /// The log lines of `say`.
     pub(super) fn by(say: impl FnOnce()) -> Vec<(Level, String)> {
         let kept = Self::default();
         tracing::subscriber::with_default(kept.clone(), say);

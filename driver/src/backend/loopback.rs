@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 use crate::frame::{ETH_HDR_LEN, RxFrame, TxFrame};
 use crate::port::{MacAddr, Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Tx, brief};
 
-/// How a segment is made.
+/// Settings of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoopbackSettings {
     /// Largest number of bytes after the Ethernet header. Default 9,000, the usual jumbo frame.
     pub mtu: usize,
-    /// Frames that a port can have waiting; the next one is [`Tx::Full`]. Default 256. Costs
+    /// Frames that can wait at a port; the next one is [`Tx::Full`]. Default 256. Costs
     /// `mtu` + 14 bytes of address space each, and memory once used.
     pub ring_count: usize,
 }
@@ -31,12 +31,12 @@ impl Default for LoopbackSettings {
 pub struct Loopback {
     caps: PortCaps,
     me: usize,
-    inboxes: Arc<[Inbox]>,
+    rx_queues: Arc<[RxQueue]>,
     counters: PortCounters,
     lent: Vec<Slot>,
 }
 
-struct Inbox {
+struct RxQueue {
     mac: MacAddr,
     state: Mutex<State>,
     arrived: Condvar,
@@ -55,7 +55,7 @@ struct Slot {
     len: usize,
 }
 
-impl Inbox {
+impl RxQueue {
     fn lock(&self) -> MutexGuard<'_, State> {
         // A panic of another port's owner leaves the queues whole: every change is one push or pop.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -77,7 +77,7 @@ impl Inbox {
 }
 
 impl Loopback {
-    /// Two ports that see each other.
+    /// A segment of two ports.
     pub fn pair() -> (Self, Self) {
         let mut ports = Self::segment(2, LoopbackSettings::default());
         let b = ports.pop().expect("two were made");
@@ -85,21 +85,22 @@ impl Loopback {
         (a, b)
     }
 
-    /// `port_count` ports that see each other. Their addresses are 02:00:00:00:00:01 and up.
+    /// A segment of `port_count` ports. Their MACs are 02:00:00:00:00:01 and up.
     ///
     /// # Panics
     /// If there are more than 65,535, or `ring_count` is 0.
     pub fn segment(port_count: usize, settings: LoopbackSettings) -> Vec<Self> {
         assert!(port_count < 0x1_0000 && settings.ring_count > 0);
-        let inboxes: Arc<[Inbox]> = (0..port_count).map(|i| Inbox::new(i, settings)).collect();
+        let rx_queues: Arc<[RxQueue]> =
+            (0..port_count).map(|i| RxQueue::new(i, settings)).collect();
         (0..port_count)
             .map(|me| Self {
                 caps: PortCaps {
                     lossless: true,
-                    ..PortCaps::new(inboxes[me].mac, settings.mtu, format!("loopback:{me}"))
+                    ..PortCaps::new(rx_queues[me].mac, settings.mtu, format!("loopback:{me}"))
                 },
                 me,
-                inboxes: Arc::clone(&inboxes),
+                rx_queues: Arc::clone(&rx_queues),
                 counters: PortCounters::default(),
                 lent: Vec::with_capacity(settings.ring_count),
             })
@@ -107,12 +108,12 @@ impl Loopback {
     }
 
     fn tx_group(&self, frame: &TxFrame<'_>) -> u64 {
-        let others = self.inboxes.iter().enumerate().filter(|&(i, _)| i != self.me);
-        others.filter(|(_, inbox)| inbox.push(frame) == Tx::Full).count() as u64
+        let others = self.rx_queues.iter().enumerate().filter(|&(i, _)| i != self.me);
+        others.filter(|(_, rx_queue)| rx_queue.push(frame) == Tx::Full).count() as u64
     }
 }
 
-impl Inbox {
+impl RxQueue {
     fn new(port_idx: usize, settings: LoopbackSettings) -> Self {
         let slot = || Slot { bytes: vec![0; ETH_HDR_LEN + settings.mtu].into(), len: 0 };
         Self {
@@ -131,7 +132,7 @@ impl Inbox {
 
 impl Drop for Loopback {
     fn drop(&mut self) {
-        self.inboxes[self.me].lock().open = false;
+        self.rx_queues[self.me].lock().open = false;
     }
 }
 
@@ -148,10 +149,10 @@ impl Port for Loopback {
             self.counters.tx_dropped += self.tx_group(frame);
             Tx::Sent
         } else {
-            // Addresses are consecutive, so the one to ask is found without a search.
-            let at = dst.mac.to_u64().wrapping_sub(self.inboxes[0].mac.to_u64());
-            let inbox = usize::try_from(at).ok().and_then(|at| self.inboxes.get(at));
-            inbox.map_or(Tx::NoRoute, |inbox| inbox.push(frame))
+            // MACs are consecutive, so the receiver is found without a search.
+            let at = dst.mac.to_u64().wrapping_sub(self.rx_queues[0].mac.to_u64());
+            let rx_queue = usize::try_from(at).ok().and_then(|at| self.rx_queues.get(at));
+            rx_queue.map_or(Tx::NoRoute, |rx_queue| rx_queue.push(frame))
         };
         Ok(self.counters.tried(sent, len))
     }
@@ -161,9 +162,9 @@ impl Port for Loopback {
     }
 
     fn rx_burst(&mut self, max: usize, sink: &mut dyn RxSink) -> Result<usize, PortGone> {
-        let inbox = &self.inboxes[self.me];
+        let rx_queue = &self.rx_queues[self.me];
         {
-            let mut state = inbox.lock();
+            let mut state = rx_queue.lock();
             let n = max.min(state.queue.len());
             self.lent.extend(state.queue.drain(..n));
         }
@@ -177,7 +178,7 @@ impl Port for Loopback {
         }
         let n = self.lent.len();
         if n > 0 {
-            inbox.lock().free.append(&mut self.lent);
+            rx_queue.lock().free.append(&mut self.lent);
         }
         Ok(n)
     }
@@ -187,27 +188,27 @@ impl Port for Loopback {
     }
 
     fn waiter(&self) -> Option<Arc<dyn PortWaiter>> {
-        Some(Arc::new(Waiter { inboxes: Arc::clone(&self.inboxes), me: self.me }))
+        Some(Arc::new(Waiter { rx_queues: Arc::clone(&self.rx_queues), me: self.me }))
     }
 }
 
 struct Waiter {
-    inboxes: Arc<[Inbox]>,
+    rx_queues: Arc<[RxQueue]>,
     me: usize,
 }
 
 impl PortWaiter for Waiter {
     fn wait_or(&self, also: Option<BorrowedFd<'_>>, timeout: Duration) -> bool {
-        let inbox = &self.inboxes[self.me];
+        let rx_queue = &self.rx_queues[self.me];
         let until = Instant::now() + brief(also, timeout);
-        let mut state = inbox.lock();
+        let mut state = rx_queue.lock();
         state.waiting += 1;
         while state.queue.is_empty() && !state.woken {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 break;
             }
-            let waited = inbox.arrived.wait_timeout(state, left);
+            let waited = rx_queue.arrived.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         state.woken = false;
@@ -216,9 +217,9 @@ impl PortWaiter for Waiter {
     }
 
     fn wake(&self) {
-        let inbox = &self.inboxes[self.me];
-        inbox.lock().woken = true;
-        inbox.arrived.notify_all();
+        let rx_queue = &self.rx_queues[self.me];
+        rx_queue.lock().woken = true;
+        rx_queue.arrived.notify_all();
     }
 }
 
@@ -269,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dropped_port_and_a_stranger_have_no_route() {
+    fn a_dropped_port_and_an_unknown_mac_have_no_route() {
         let (mut a, b) = Loopback::pair();
         let mac = b.caps().station.mac;
         drop(b);

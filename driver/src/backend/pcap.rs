@@ -1,10 +1,10 @@
-//! A port around a port that writes what passes, both ways, to a pcapng file.
+//! Packet capture: a port that wraps another and writes its frames, both ways, to a pcapng file.
 //!
 //! Link type Ethernet, nanosecond timestamps, direction in `epb_flags`. Frames that the port below
-//! did not take are not written. A write that fails is counted and logged, and ends the recording
-//! but never the port: half a block would make the rest unreadable. Nor is a slow reader of a pipe
-//! waited for: frames that find no room are dropped, and the next one says how many
-//! (`epb_dropcount`).
+//! did not accept are not written. A failed write is counted and logged, and ends the capture but
+//! never the port: an incomplete block would make the rest unreadable. A slow reader of a
+//! pipe does not block the port: frames that find no room are dropped, and the next frame carries
+//! their number (`epb_dropcount`).
 //!
 //! Source: PCAP Next Generation file format, draft-ietf-opsawg-pcapng, sections 4.1 to 4.3.
 
@@ -21,44 +21,44 @@ use crate::port::Port;
 
 pub use super::tapped::Direction;
 
-/// What is buffered at most before it is written.
+/// Bytes that are buffered before a write.
 const BUFFER_LEN: usize = 256 << 10;
-/// What waits at most for the reader of a pipe.
-const WAITING_LEN: usize = 4 << 20;
-/// Time after which a reader that was slow is looked for again.
+/// Bytes that wait for the reader of a pipe at most.
+const BACKLOG_MAX: usize = 4 << 20;
+/// Time between two writes to a slow reader.
 const RETRY_NS: u64 = 1_000_000;
-/// How long the end of a recording waits for such a reader.
-const LAST: Duration = Duration::from_secs(1);
-/// How long a frame stays in the buffer at most, as long as the port is polled.
+/// How long the end of a capture waits for a slow reader.
+const END_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a frame stays in the buffer at most, while the port is polled.
 const FLUSH_NS: u64 = 100_000_000;
-/// Time after which a port's clock is compared with that of the day again: it is up to some 50 us a
-/// second off, and files of two hosts are to be read side by side.
-const COMPARE_NS: u64 = 1_000_000_000;
-/// How far the comparison may set the clock back without a frame before another in time. What is
-/// more was done to the clock of the day.
-const BACK_NS: u64 = 1_000_000;
+/// Interval of synchronization with the wall clock: [`now_ns`] drifts by up to some 50 us a second,
+/// and captures of two hosts are to be comparable.
+const RESYNC_NS: u64 = 1_000_000_000;
+/// Backward steps of a synchronization up to this are clamped, so that times do not decrease. A
+/// larger step is one of the wall clock.
+const CLAMP_NS: u64 = 1_000_000;
 
 /// Writes a pcapng file of one interface.
 pub struct PcapWriter<W: Write> {
     to: W,
     buffer: Vec<u8>,
-    /// Bytes of it that were written.
+    /// Bytes of the buffer that are written.
     written: usize,
-    /// What is written to had no room.
+    /// The last write found no room.
     is_slow: bool,
-    /// Frames that were dropped for that, and those that no frame behind them has told of yet.
+    /// Frames dropped for lack of room: all, and those that no later frame has reported yet.
     dropped: u64,
-    untold: u64,
-    /// [`now_ns`] plus this is nanoseconds since 1970.
+    unreported: u64,
+    /// Offset from [`now_ns`] to nanoseconds since 1970.
     epoch_ns: u64,
-    compared_ns: u64,
+    synced_ns: u64,
     /// Time of the last frame.
     last: u64,
     flushed_ns: u64,
     failed: bool,
-    /// Frames that were written or are buffered.
+    /// Frames written or buffered.
     pub frames: u64,
-    /// Frames that a failed write lost, and all after it.
+    /// Frames after a failed write, with one for the write itself.
     pub lost_frames: u64,
 }
 
@@ -84,16 +84,16 @@ impl<W: Write> PcapWriter<W> {
             option(b, 0, &[]);
         });
         to.write_all(&head)?;
-        let (epoch_ns, now) = compare();
+        let (epoch_ns, now) = clock_offset();
         Ok(Self {
             to,
             buffer: Vec::with_capacity(BUFFER_LEN + (1 << 17)),
             written: 0,
             is_slow: false,
             dropped: 0,
-            untold: 0,
+            unreported: 0,
             epoch_ns,
-            compared_ns: now,
+            synced_ns: now,
             last: 0,
             flushed_ns: now,
             failed: false,
@@ -109,7 +109,7 @@ impl<W: Write> PcapWriter<W> {
     pub fn frame(
         &mut self,
         at_ns: u64,
-        way: Direction,
+        direction: Direction,
         len: usize,
         fill: impl FnOnce(&mut [u8]),
     ) -> io::Result<()> {
@@ -117,13 +117,13 @@ impl<W: Write> PcapWriter<W> {
             self.lost_frames += 1;
             return Ok(());
         }
-        if self.is_slow && self.buffer.len() - self.written + len > WAITING_LEN {
-            (self.dropped, self.untold) = (self.dropped + 1, self.untold + 1);
+        if self.is_slow && self.buffer.len() - self.written + len > BACKLOG_MAX {
+            (self.dropped, self.unreported) = (self.dropped + 1, self.unreported + 1);
             return Ok(());
         }
-        let untold = std::mem::take(&mut self.untold);
+        let unreported = std::mem::take(&mut self.unreported);
         let at = at_ns.wrapping_add(self.epoch_ns);
-        let at = if self.last.wrapping_sub(at) < BACK_NS { self.last } else { at };
+        let at = if self.last.wrapping_sub(at) < CLAMP_NS { self.last } else { at };
         self.last = at;
         block(&mut self.buffer, 6, |b| {
             b.extend(0_u32.to_le_bytes());
@@ -134,9 +134,9 @@ impl<W: Write> PcapWriter<W> {
             let start = b.len();
             b.resize(start + len.next_multiple_of(4), 0);
             fill(&mut b[start..start + len]);
-            option(b, 2, &(way as u32).to_le_bytes());
-            if untold > 0 {
-                option(b, 4, &untold.to_le_bytes());
+            option(b, 2, &(direction as u32).to_le_bytes());
+            if unreported > 0 {
+                option(b, 4, &unreported.to_le_bytes());
             }
             option(b, 0, &[]);
         });
@@ -145,11 +145,11 @@ impl<W: Write> PcapWriter<W> {
         if is_full { self.flush(at_ns) } else { Ok(()) }
     }
 
-    /// Writes what is buffered, or as much as there is room for where writing does not wait.
+    /// Writes the buffer, or as much as there is room for if writes do not block.
     ///
     /// # Errors
-    /// Those of what is written to, once: the recording ends there, and later frames are counted
-    /// as lost without an error.
+    /// Those of the target, once: the capture ends there, and later frames are counted as lost
+    /// without an error.
     pub fn flush(&mut self, now: u64) -> io::Result<()> {
         self.flushed_ns = now;
         if self.failed || self.buffer.is_empty() {
@@ -187,11 +187,11 @@ impl<W: Write> PcapWriter<W> {
         self.to.flush()
     }
 
-    /// The last write, for which a slow reader has a while.
-    fn end(&mut self) {
+    /// Writes the rest, and waits a while for a slow reader.
+    fn finish(&mut self) {
         log(self.flush(now_ns()));
         let begun = Instant::now();
-        while self.is_slow && begun.elapsed() < LAST {
+        while self.is_slow && begun.elapsed() < END_TIMEOUT {
             std::thread::sleep(Duration::from_nanos(RETRY_NS));
             log(self.flush(now_ns()));
         }
@@ -205,14 +205,14 @@ impl<W: Write> PcapWriter<W> {
         }
     }
 
-    /// What is written to.
+    /// The target of the writes.
     pub fn target(&self) -> &W {
         &self.to
     }
 }
 
-/// What [`now_ns`] lacks to nanoseconds since 1970, and what it is.
-fn compare() -> (u64, u64) {
+/// The offset from [`now_ns`] to nanoseconds since 1970, and the current [`now_ns`].
+fn clock_offset() -> (u64, u64) {
     let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let now = now_ns();
     ((since_1970.as_nanos() as u64).wrapping_sub(now), now)
@@ -220,7 +220,7 @@ fn compare() -> (u64, u64) {
 
 impl<W: Write> Drop for PcapWriter<W> {
     fn drop(&mut self) {
-        self.end();
+        self.finish();
     }
 }
 
@@ -249,11 +249,11 @@ fn option(to: &mut Vec<u8>, code: u16, value: &[u8]) {
 }
 
 impl<W: Write + Send + 'static> Record for PcapWriter<W> {
-    fn note(&mut self, at_ns: u64, way: Direction, frame: &TxFrame<'_>) {
+    fn note(&mut self, at_ns: u64, direction: Direction, frame: &TxFrame<'_>) {
         let fill = |to: &mut [u8]| {
             frame.copy_to(to);
         };
-        log(self.frame(at_ns, way, frame.len(), fill));
+        log(self.frame(at_ns, direction, frame.len(), fill));
     }
 
     fn tick(&mut self) {
@@ -263,17 +263,17 @@ impl<W: Write + Send + 'static> Record for PcapWriter<W> {
             if now.wrapping_sub(self.flushed_ns) > pause {
                 log(self.flush(now));
             }
-            if now.wrapping_sub(self.compared_ns) > COMPARE_NS {
-                (self.epoch_ns, self.compared_ns) = compare();
+            if now.wrapping_sub(self.synced_ns) > RESYNC_NS {
+                (self.epoch_ns, self.synced_ns) = clock_offset();
             }
         }
     }
 }
 
-/// Wraps `inner` and makes (or empties) the file at `path`.
+/// Wraps `inner` and creates (or truncates) the file at `path`.
 ///
 /// # Errors
-/// Those of making and writing it.
+/// Those of creating and writing the file.
 pub fn recorded(inner: Box<dyn Port>, path: &Path, spec: &str) -> io::Result<Box<dyn Port>> {
     Ok(Box::new(recorded_in(File::create(path)?, inner, spec)?))
 }
@@ -360,10 +360,10 @@ mod tests {
         assert_eq!(read(&path).len(), 3);
     }
 
-    /// Goal: the times of a long capture are those of the day, although its clock is not exact, and
-    /// do not go back for that. Method: a clock that is off, a little or by far, either way.
+    /// Goal: the times of a long capture follow the wall clock despite drift, and do not decrease
+    /// for that. Method: a clock that is off, a little or by far, either way.
     #[test]
-    fn times_stay_those_of_the_day() {
+    fn times_follow_the_wall_clock() {
         let day = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
         for off in [200_000, 200_000_u64.wrapping_neg(), 1 << 40, (1_u64 << 40).wrapping_neg()] {
             let mut writer = PcapWriter::new(Vec::new(), "x").unwrap();
@@ -373,11 +373,11 @@ mod tests {
                 writer.last
             };
             let first = put(&mut writer);
-            writer.compared_ns = writer.compared_ns.wrapping_sub(2 * COMPARE_NS);
+            writer.synced_ns = writer.synced_ns.wrapping_sub(2 * RESYNC_NS);
             writer.tick();
             let second = put(&mut writer);
             assert!(second.abs_diff(day()) < 60_000_000_000, "{off}");
-            assert!(second >= first || first - second > BACK_NS, "{off}: {first}, {second}");
+            assert!(second >= first || first - second > CLAMP_NS, "{off}: {first}, {second}");
         }
     }
 
@@ -432,9 +432,8 @@ mod tests {
         assert!(broken() && is_pending());
     }
 
-    /// Goal: who reads a capture from a pipe slowly, or not at all, holds up no frame of the port;
-    /// what is in the capture is whole and says what is missing. Method: more than the pipe and
-    /// what waits for it hold.
+    /// Goal: a slow or stopped reader of a pipe blocks no frame of the port; the capture has whole
+    /// blocks and the number of dropped frames. Method: more frames than pipe and backlog hold.
     #[test]
     fn a_slow_reader_of_a_pipe_holds_up_nobody() {
         let (a, mut b) = Loopback::pair();

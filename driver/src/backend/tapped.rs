@@ -1,11 +1,10 @@
-//! A port around another one that notes every frame that passes it: what the port below took, and
-//! what it lends.
+//! A tap: a port that wraps another and records every frame that the port below accepts or lends.
 
 use crate::clock::now_ns;
 use crate::frame::{Body, ETH_HDR_LEN, RxFrame, TxFrame};
 use crate::port::{Port, PortCaps, PortCounters, PortGone, Presence, RxSink, Station, Tx};
 
-/// Which way a frame went; as pcapng numbers them.
+/// Direction of a frame, numbered as in pcapng.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// Received.
@@ -14,9 +13,9 @@ pub enum Direction {
     Out = 2,
 }
 
-/// What becomes of frames that pass a port.
+/// A recorder of the frames that pass a port.
 pub(super) trait Record: Send + 'static {
-    /// Notes a frame that passed at `at_ns` of [`now_ns`].
+    /// Records a frame that passed at `at_ns` of [`now_ns`].
     fn note(&mut self, at_ns: u64, way: Direction, frame: &TxFrame<'_>);
 
     /// Called in every poll.
@@ -32,7 +31,7 @@ pub(super) struct Tapped<R> {
 }
 
 impl<R: Record> Tapped<R> {
-    /// Around `inner`, with its capabilities or those that say another name.
+    /// Wraps `inner`, with its capabilities or the same with another name.
     pub(super) fn new(inner: Option<Box<dyn Port>>, caps: PortCaps, record: R) -> Self {
         Self { caps, inner, record }
     }
@@ -52,7 +51,7 @@ impl<R: Record> Port for Tapped<R> {
     }
 
     fn tx(&mut self, frame: &TxFrame<'_>) -> Result<Tx, PortGone> {
-        // Before it is sent, or an answer to it could bear an earlier time.
+        // Before it is sent: a reply to it must not have an earlier time.
         let at = now_ns();
         let sent = self.port_mut().tx(frame)?;
         if sent == Tx::Sent {
@@ -68,8 +67,8 @@ impl<R: Record> Port for Tapped<R> {
     fn rx_burst(&mut self, max: usize, sink: &mut dyn RxSink) -> Result<usize, PortGone> {
         let Self { inner, record, .. } = self;
         record.tick();
-        let mut noting = Noting { sink, record, now: now_ns() };
-        inner.as_mut().expect("a port is around another one").rx_burst(max, &mut noting)
+        let mut recording = RecordingSink { sink, record, now: now_ns() };
+        inner.as_mut().expect("a port is around another one").rx_burst(max, &mut recording)
     }
 
     fn counters(&self) -> PortCounters {
@@ -101,13 +100,13 @@ impl<R: Record> Port for Tapped<R> {
     }
 }
 
-struct Noting<'a, R> {
+struct RecordingSink<'a, R> {
     sink: &'a mut dyn RxSink,
     record: &'a mut R,
     now: u64,
 }
 
-impl<R: Record> RxSink for Noting<'_, R> {
+impl<R: Record> RxSink for RecordingSink<'_, R> {
     fn prefetch(&mut self, frame: &RxFrame<'_>) {
         self.sink.prefetch(frame);
     }
@@ -137,7 +136,7 @@ mod tests {
         ShmSettings::named(&format!("tap-{name}-{}", std::process::id()))
     }
 
-    /// Which way frames went, and the byte behind their addresses.
+    /// Directions of the recorded frames, and a byte of their payloads.
     fn seen(monitor: &mut Monitor) -> Vec<(Direction, u8)> {
         let mut seen = Vec::new();
         let mut each = |_, way, frame: &RxFrame<'_>, len| {
@@ -145,14 +144,14 @@ mod tests {
             assert!(frame.copy_to(0, &mut bytes) && len == 40);
             seen.push((way, bytes[20]));
         };
-        // Some polls find only that there is a ring.
+        // Some polls only discover a ring.
         for _ in 0..100 {
             monitor.read(64, &mut each).unwrap();
         }
         seen
     }
 
-    /// Sends `byte` and takes what has come.
+    /// Sends a frame with `byte` and receives it.
     fn pass(from: &mut dyn Port, to: &mut dyn Port, byte: u8) {
         let mac = to.caps().station.mac.0;
         let frame = [&mac[..], &[0; 6], &[0x88, 0xb5], &[byte; 26]].concat();
@@ -162,11 +161,11 @@ mod tests {
         assert_eq!(got, 1);
     }
 
-    /// Goal: a port is recorded for as long as somebody looks, both ways and every frame once, by
-    /// all who look; before and after that it is the port that it was, and knows nothing of it.
-    /// With a near side, what passes the far one is.
+    /// Goal: a port is recorded while a monitor is open, both ways and every frame once, for each
+    /// monitor; before and after that the port is not wrapped. With a near side, frames of the far
+    /// side are recorded.
     #[test]
-    fn a_port_is_recorded_while_somebody_looks() {
+    fn a_port_is_recorded_while_a_monitor_is_open() {
         let near = segment("near");
         for has_near in [false, true] {
             let segment = segment("frames");
@@ -205,10 +204,10 @@ mod tests {
         }
     }
 
-    /// Goal: who records and was stopped in the wrong moment does not keep the recorded process.
-    /// Method: the segment's lock is held while recording begins, and while it ends.
+    /// Goal: a stopped monitor does not block the recorded process. Method: the segment's lock is
+    /// held while recording begins, and while it ends.
     #[test]
-    fn a_port_does_not_wait_for_who_looks() {
+    fn a_port_does_not_wait_for_a_monitor() {
         let segment = segment("locked");
         let (a, _b) = Loopback::pair();
         let mut a = AnyPort::from(Box::new(a) as Box<dyn Port>);

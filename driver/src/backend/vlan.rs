@@ -1,12 +1,11 @@
-//! A VLAN tag on every frame of a port, with a priority: a port around one that writes Ethernet
-//! frames, the same for all kinds.
+//! VLAN tagging with a priority: a port that wraps any port that sends Ethernet frames.
 //!
-//! `tx` writes the tag between the addresses and the EtherType. What comes without the tag of the
-//! VLAN is not ours and is dropped, by the filter in the kernel where there is one. Raw sockets
-//! hear frames whose tag the kernel has taken off; all others bring it, and lie in one piece, so
-//! such a frame is copied once without it. The priority of what comes is not looked at.
+//! `tx` inserts the tag between the MACs and the EtherType. Received frames without the VLAN's tag
+//! are dropped, by a filter in the kernel if there is one. Raw sockets receive frames whose tag the
+//! kernel has stripped; all other ports receive it in the frame, which is copied once without the
+//! tag. The priority of received frames is ignored.
 //!
-//! A tag is counted as 4 bytes of what the port below carries.
+//! A tag takes 4 bytes of the MTU of the port below.
 //!
 //! Source: IEEE 802.1Q, clause 9 (tag: EtherType 0x8100, 3 bits of priority, 1 that is 0, 12 of the
 //! VLAN; 0 is no VLAN, only a priority).
@@ -21,12 +20,12 @@ use crate::port::{Port, PortCaps, PortCounters, PortGone, RxSink, Tx};
 pub const ETHERTYPE_VLAN: u16 = 0x8100;
 /// Bytes of a tag.
 pub const TAG_LEN: usize = 4;
-/// The bits of a tag's second half that are the VLAN's number.
+/// Mask of the VLAN ID in a tag's second half.
 pub const VLAN_ID: u16 = 0x0fff;
-/// Where a tag stands: behind both addresses.
+/// Offset of a tag, behind both MACs, bytes.
 const TAG_AT: usize = 12;
 
-/// What frames are tagged with.
+/// Tag of frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VlanSettings {
     /// The VLAN, 1 to 4,094; 0 for a priority without a VLAN.
@@ -36,10 +35,10 @@ pub struct VlanSettings {
 }
 
 impl VlanSettings {
-    /// Whether there are such.
+    /// Validates the settings.
     ///
     /// # Errors
-    /// Why not.
+    /// The value out of range, and the range.
     pub fn check(self) -> Result<(), String> {
         match self {
             Self { id: 4095.., .. } => {
@@ -63,9 +62,9 @@ pub struct Vlan {
     caps: PortCaps,
     tag: [u8; TAG_LEN],
     id: u16,
-    /// The port below brings frames of the VLAN without their tag as well.
-    below_takes_off: bool,
-    /// The head of a frame that is sent, with the tag; and a frame that came, without it.
+    /// The port below may deliver frames of the VLAN with the tag stripped.
+    is_stripped_below: bool,
+    /// Buffers: the head of a sent frame with the tag, and a received frame without it.
     head: Box<[u8]>,
     untagged: Box<[u8]>,
     counters: PortCounters,
@@ -78,21 +77,21 @@ impl fmt::Debug for Vlan {
 }
 
 impl Vlan {
-    /// Puts tags on the frames of `inner`, for which `spec` is written. `below_takes_off`: a frame
-    /// that comes without a tag had the right one.
+    /// Wraps `inner`, with `spec` before its name. `is_stripped_below`: a received frame without a
+    /// tag is of the VLAN.
     ///
     /// # Errors
     /// [`OpenError`]: `inner` carries too little.
     pub fn new(
         inner: Box<dyn Port>,
         settings: VlanSettings,
-        below_takes_off: bool,
+        is_stripped_below: bool,
         spec: &str,
     ) -> Result<Self, OpenError> {
         let below = inner.caps();
         let mtu = below.mtu.saturating_sub(TAG_LEN);
         OpenError::check_mtu(mtu, mtu)?;
-        // Interfaces of the kernel's do not count the tag, so frames may come that are as long.
+        // The kernel's interfaces do not count the tag in their MTU, so longer frames may arrive.
         let frame_max = ETH_HDR_LEN + below.mtu;
         let caps = PortCaps {
             mtu,
@@ -108,7 +107,7 @@ impl Vlan {
             caps,
             tag: settings.tag(),
             id: settings.id,
-            below_takes_off,
+            is_stripped_below,
             head: vec![0; TAG_LEN + frame_max].into(),
             untagged: vec![0; frame_max].into(),
             counters: PortCounters::default(),
@@ -143,13 +142,14 @@ impl Port for Vlan {
 
     fn rx_burst(&mut self, max: usize, sink: &mut dyn RxSink) -> Result<usize, PortGone> {
         let before = self.counters.rx_frames;
-        let Self { inner, id, below_takes_off, untagged, counters, .. } = self;
-        let (id, takes_off) = (*id, *below_takes_off);
-        inner.rx_burst(max, &mut Taker { id, takes_off, untagged, counters, sink })?;
+        let Self { inner, id, is_stripped_below, untagged, counters, .. } = self;
+        let (id, is_stripped) = (*id, *is_stripped_below);
+        inner.rx_burst(max, &mut UntagSink { id, is_stripped, untagged, counters, sink })?;
         Ok((self.counters.rx_frames - before) as usize)
     }
 
-    /// Frames without their tags; the others are those of the port below, and drops are both's.
+    /// Frames are counted without tags; drops include those of the port below, whose other counters
+    /// are passed on.
     fn counters(&self) -> PortCounters {
         let below = self.inner.counters();
         PortCounters {
@@ -172,21 +172,21 @@ impl Port for Vlan {
 }
 
 /// Lends frames without their tags.
-struct Taker<'a> {
+struct UntagSink<'a> {
     id: u16,
-    takes_off: bool,
+    is_stripped: bool,
     untagged: &'a mut [u8],
     counters: &'a mut PortCounters,
     sink: &'a mut dyn RxSink,
 }
 
-impl Taker<'_> {
+impl UntagSink<'_> {
     fn lend(&mut self, frame: &RxFrame<'_>) {
         self.counters.received(frame.len());
         self.sink.frame(frame);
     }
 
-    /// Copies a frame of the VLAN without its tag, and says how long that is.
+    /// Copies a frame of the VLAN without its tag, and returns the copy's length.
     fn untag(&mut self, frame: &RxFrame<'_>) -> Option<usize> {
         let [c, d] = frame.chunk_at(TAG_AT + 2)?;
         let len = frame.len() - TAG_LEN;
@@ -200,17 +200,17 @@ impl Taker<'_> {
     }
 }
 
-impl RxSink for Taker<'_> {
+impl RxSink for UntagSink<'_> {
     fn prefetch(&mut self, frame: &RxFrame<'_>) {
         // What is copied is fetched by that.
-        if self.takes_off {
+        if self.is_stripped {
             self.sink.prefetch(frame);
         }
     }
 
     fn frame(&mut self, frame: &RxFrame<'_>) {
         let is_tagged = frame.chunk_at(TAG_AT) == Some(ETHERTYPE_VLAN.to_be_bytes());
-        if !is_tagged && self.takes_off {
+        if !is_tagged && self.is_stripped {
             return self.lend(frame);
         }
         let Some(len) = is_tagged.then(|| self.untag(frame)).flatten() else {
@@ -281,14 +281,14 @@ mod tests {
         assert_eq!((b.counters().rx_bytes, a.counters().tx_bytes), (bytes, 2 * bytes));
     }
 
-    /// Goal: frames of another VLAN, without a tag, and cut ones are dropped and counted; a port
-    /// that takes tags off brings them without.
+    /// Goal: frames of another VLAN, untagged and truncated ones are dropped and counted; with a
+    /// port below that strips tags, untagged ones are accepted.
     #[test]
-    fn what_is_not_of_the_vlan_is_dropped() {
-        for takes_off in [false, true] {
+    fn frames_of_other_vlans_are_dropped() {
+        for is_stripped in [false, true] {
             let (mut a, b) = Loopback::pair();
             let (from, to) = (a.caps().station.mac, b.caps().station.mac);
-            let mut b = Vlan::new(Box::new(b), TAG, takes_off, "x").unwrap();
+            let mut b = Vlan::new(Box::new(b), TAG, is_stripped, "x").unwrap();
             let plain = frame(to, from, 60);
             let tagged = |tag: [u8; 4]| [&plain[..12], &tag, &plain[12..]].concat();
             let mine = tagged([0x81, 0, 0xe0, 100]);
@@ -306,17 +306,17 @@ mod tests {
                 assert_eq!(a.tx(&TxFrame::whole(frame)), Ok(Tx::Sent));
             }
             let mut want = vec![plain.clone(), [&long[..9010]].concat()];
-            if takes_off {
+            if is_stripped {
                 want.insert(0, plain.clone());
                 want.insert(2, tagged([0x88, 0xa8, 0x60, 100]));
             }
-            assert_eq!(received(&mut b), want, "{takes_off}");
+            assert_eq!(received(&mut b), want, "{is_stripped}");
             assert_eq!(b.counters().rx_dropped, (sent.len() - want.len()) as u64);
         }
     }
 
     #[test]
-    fn tags_that_there_are_not() {
+    fn tags_out_of_range_are_rejected() {
         for (id, pcp, is_right) in
             [(0, 0, true), (4094, 7, true), (4095, 0, false), (9, 8, false), (u16::MAX, 0, false)]
         {
