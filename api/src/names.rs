@@ -26,10 +26,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, ToSocketAdd
 
 use barewire_dataplane::types::EpAddr;
 use barewire_driver::backend::inet::{
-    PORTS, PORTS_TRIED, Prefix, addr_of, host_bits, host_text, mac_of,
+    DEFAULT_PORTS, PORTS, Prefix, addr_of, host_bits, host_text, mac_of,
 };
 use barewire_driver::backend::lock::NotInChildren;
-use barewire_driver::backend::netdev::{hold, ip_addresses};
+use barewire_driver::backend::netdev::{ip_addresses, reserve_name};
 use barewire_driver::open::{choose, kind_and_device, udp_place, with_udp_port};
 use barewire_driver::port::{MacAddr, PortCaps, Station};
 
@@ -113,7 +113,7 @@ impl From<ResolveError> for Error {
 }
 
 /// Default service on a `udp:` port: that of the first process of a host.
-const DEFAULT_SERVICE: u16 = *PORTS_TRIED.start();
+const DEFAULT_SERVICE: u16 = *DEFAULT_PORTS.start();
 
 /// The interface of this host that has an IP address.
 pub fn interface_at(ip: IpAddr) -> Option<String> {
@@ -218,7 +218,7 @@ impl Names {
         let (settled, tried) = match self {
             Self::Labels => (None, None),
             Self::Udp { port: Some(port), .. } => (Some(port), None),
-            Self::Udp { port: None, .. } | Self::Queried { .. } => (None, Some(PORTS_TRIED)),
+            Self::Udp { port: None, .. } | Self::Queried { .. } => (None, Some(DEFAULT_PORTS)),
         };
         let settled = settled.into_iter().flat_map(|port| (0..4).map(move |n| port ^ n << 14));
         settled.chain(tried.into_iter().flatten())
@@ -422,7 +422,7 @@ impl Names {
     /// Whether a port at `ip` reaches `host`: it is in the same network, or is this host.
     fn reaches(self, ip: IpAddr, host: IpAddr) -> bool {
         let is_here = host.is_unspecified() || host.is_loopback() && !ip.is_loopback();
-        is_here || Prefix::of(ip).holds(host)
+        is_here || Prefix::of(ip).contains(host)
     }
 
     /// Which hosts the port reaches, for messages about a host that it does not.
@@ -485,7 +485,7 @@ impl Names {
         let Self::Queried { ip } = Self::of(&port.name) else { return Ok(None) };
         // The number comes first: the kernel truncates long names.
         let name = format!("barewire-service-{}-{}", source.ep, interface_of(&port.name));
-        let claim = hold(&name).map_err(|e| match e.raw_os_error() {
+        let claim = reserve_name(&name).map_err(|e| match e.raw_os_error() {
             Some(libc::EADDRINUSE) => {
                 tracing::warn!("service {}: another process of this host has it", source.ep);
                 Error::AddrInUse
@@ -1002,7 +1002,7 @@ mod tests {
         assert_eq!(numbers, [52000, 35616, 19232, 2848]);
         assert!(numbers.iter().all(|n| udp(None).at(host.into(), *n).station == addr.station));
         assert!(!udp(None).name(EpAddr { ep: 1, ..addr }).1);
-        assert!(udp(None).services().eq(PORTS_TRIED) && Names::Labels.services().count() == 0);
+        assert!(udp(None).services().eq(DEFAULT_PORTS) && Names::Labels.services().count() == 0);
     }
 
     /// Goal: on a port with an IPv6 address hosts of its 96 bits are addresses by arithmetic, both

@@ -1,10 +1,10 @@
-//! Frames that wait to be given to a socket, several in one system call.
+//! The send queue of a socket: frames that leave by one system call, with GSO if possible.
 //!
-//! To a UDP socket, frames in turn that go to one place and are equally long (the last may be
-//! shorter) leave as one *train*: the kernel carries it through its network stack as one datagram,
-//! and it is cut by the card, or at the last moment before that (UDP_SEGMENT, udp(7), Linux 4.18).
-//! Short frames among many long ones, such as the end of a message before the next one, are padded.
-//! To a raw socket with PACKET_VNET_HDR, so do the datagrams of one flow ([`segments`]).
+//! On a UDP socket, a *run* of consecutive frames to one destination with equal lengths (the last
+//! may be shorter) leaves as one datagram, which the card or the kernel's device layer segments
+//! (GSO: UDP_SEGMENT, udp(7), Linux 4.18). Short frames among many long ones, such as the end of a
+//! message before the next one, are padded. On a raw socket with PACKET_VNET_HDR the same holds for
+//! the datagrams of one flow ([`segments`]).
 //!
 //! [`segments`]: super::segments
 
@@ -12,100 +12,101 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::RawFd;
 
-use super::inet::Name;
+use super::inet::SockAddr;
 use super::segments::{self, HEAD_MAX, VNET_LEN};
 use crate::frame::TxFrame;
 
-/// Most frames given to the kernel at once: two whole trains of Ethernet's 1,500 bytes.
+/// Frames per system call at most: two full GSO runs of frames with an MTU of 1,500 bytes.
 const BATCH: usize = 88;
 
-/// Bytes that are kept for them, if those of [`LEAST`] frames are not more.
+/// Bytes of the slots, unless [`FRAMES_MIN`] frames need more.
 const BATCH_BYTES: usize = 128 << 10;
 
-/// Frames for which there is room, however long they are.
-const LEAST: usize = 32;
+/// Slots at least, for any length of frames.
+const FRAMES_MIN: usize = 32;
 
-/// Longest payload of a datagram, and so of a train: 44 frames of Ethernet's 1,500 bytes.
-const TRAIN_BYTES: usize = 65_507;
+/// Longest payload of a datagram, and so of a run, bytes: 44 frames with an MTU of 1,500 bytes.
+const GSO_BYTES: usize = 65_507;
 
-/// Most frames of a train (UDP_MAX_SEGMENTS; 128 since Linux 6.9).
-const TRAIN_FRAMES: usize = 64;
+/// Frames of a run at most (UDP_MAX_SEGMENTS; 128 since Linux 6.9).
+const GSO_SEGMENTS: usize = 64;
 
-/// Bytes that no frame of Ethernet has.
-const FRAME_BYTES: usize = 9_216;
+/// Bytes of the longest Ethernet frame (jumbo).
+const ETHERNET_FRAME_MAX: usize = 9_216;
 
-/// Trains in a row that the kernel has no room for while it takes their frames one by one: the
-/// device cuts none.
-const REFUSED_MAX: u8 = 8;
+/// Consecutive runs that find no room while their single frames do, after which GSO is disabled:
+/// the device does not support it.
+const GSO_REFUSALS_MAX: u8 = 8;
 
-/// Where a frame begins in its slot, if a `virtio_net_hdr` stands before it.
+/// Offset of a frame in its slot behind a `virtio_net_hdr`, bytes.
 const RAW_AT: usize = 16;
 
-/// The part of a train's bytes that may be padding: less than a datagram costs a kernel.
+/// Divisor of a run's bytes that may be padding: padding costs less than a datagram of its own.
 const PADDING_PART: usize = 16;
 
-/// Copies of frames, in the order in which they were taken. All memory is reserved at the start.
+/// Copies of queued frames, in order. All memory is reserved at the start.
 pub(super) struct Batch {
     bytes: Box<[u8]>,
     slot_len: usize,
-    /// Frames for which there is room, [`BATCH`] at most.
+    /// Number of slots, [`BATCH`] at most.
     slots: usize,
-    /// Shorter frames are filled up with zeros to this length.
+    /// Shorter frames are padded with zeros to this length.
     len_min: usize,
     lens: [usize; BATCH],
-    to: To,
-    /// Trains have more bytes: than any frame that arrives whole, so that whoever gets one uncut
-    /// sees that it is one.
+    to: Target,
+    /// A run has more bytes than this, the longest frame, so that a receiver recognizes a run that
+    /// was not segmented.
     frame_bytes: usize,
-    /// The first that has not left, and the end.
+    /// Indices of the first queued frame and the end.
     first: usize,
     end: usize,
-    /// Whether the kernel takes trains.
-    trains: bool,
-    /// The end of those that leave one by one, since the kernel refused their train.
-    alone: usize,
-    /// The frames of a train for which it had no room are about to leave one by one.
-    tries_alone: bool,
-    /// Trains in a row for which it had no room, while it had for their frames.
-    refused: u8,
+    /// Whether the kernel accepts GSO on the socket.
+    uses_gso: bool,
+    /// End of the frames that leave singly, since the kernel has refused their run.
+    single_until: usize,
+    /// The frames of a run that found no room are about to leave singly.
+    probes_single: bool,
+    /// Consecutive runs that found no room while their single frames did.
+    gso_refusals: u8,
 }
 
-/// What the frames go to.
-enum To {
-    /// A socket that takes them as they are.
+/// Kind of socket.
+enum Target {
+    /// A socket that sends frames as they are.
     Plain,
-    /// A UDP socket that is not bound to one place: where each goes.
-    Udp(Box<[Name; BATCH]>),
-    /// A raw socket with PACKET_VNET_HDR: what stands before each train.
+    /// An unconnected UDP socket: the destination of each frame.
+    Udp(Box<[SockAddr; BATCH]>),
+    /// A raw socket with PACKET_VNET_HDR: the headers of each run.
     Raw(Box<[[u8; HEAD_MAX]; BATCH]>),
 }
 
 impl Batch {
-    /// Room for frames of `frame_max` bytes at most, to a socket that takes them as they are.
-    /// Shorter ones are filled up with zeros to `len_min`.
+    /// A queue of frames of at most `frame_max` bytes for a socket that sends them as they are.
+    /// Shorter ones are padded with zeros to `len_min`.
     pub(super) fn new(frame_max: usize, len_min: usize) -> Self {
-        Self::to(To::Plain, frame_max, len_min)
+        Self::to(Target::Plain, frame_max, len_min)
     }
 
-    /// To a UDP socket that is not bound to one place, on an interface that carries frames of
-    /// `carried` bytes. Those of no Ethernet (`lo`) arrive at such sockets alone, cut.
+    /// A queue for an unconnected UDP socket, on an interface that carries frames of `carried`
+    /// bytes. On interfaces other than Ethernet (`lo`) only UDP sockets receive, which segment
+    /// runs.
     pub(super) fn udp(frame_max: usize, carried: usize) -> Self {
-        let frame_bytes = if carried > FRAME_BYTES { 0 } else { carried };
-        let to = To::Udp(Box::new([Name::nobody(); BATCH]));
+        let frame_bytes = if carried > ETHERNET_FRAME_MAX { 0 } else { carried };
+        let to = Target::Udp(Box::new([SockAddr::unspecified(); BATCH]));
         Self { frame_bytes, ..Self::to(to, frame_max, 0) }
     }
 
-    /// To a raw socket with PACKET_VNET_HDR.
+    /// A queue for a raw socket with PACKET_VNET_HDR.
     pub(super) fn raw(frame_max: usize, len_min: usize) -> Self {
-        let to = Self::to(To::Raw(Box::new([[0; HEAD_MAX]; BATCH])), frame_max, len_min);
-        Self { frame_bytes: FRAME_BYTES.max(to.slot_len), ..to }
+        let to = Self::to(Target::Raw(Box::new([[0; HEAD_MAX]; BATCH])), frame_max, len_min);
+        Self { frame_bytes: ETHERNET_FRAME_MAX.max(to.slot_len), ..to }
     }
 
-    fn to(to: To, frame_max: usize, len_min: usize) -> Self {
-        let at = if matches!(to, To::Raw(_)) { RAW_AT } else { 0 };
+    fn to(to: Target, frame_max: usize, len_min: usize) -> Self {
+        let at = if matches!(to, Target::Raw(_)) { RAW_AT } else { 0 };
         let slot_len = (at + frame_max.max(len_min)).next_multiple_of(64);
-        let slots = (BATCH_BYTES / slot_len).clamp(LEAST, BATCH);
-        let trains = !matches!(to, To::Plain);
+        let slots = (BATCH_BYTES / slot_len).clamp(FRAMES_MIN, BATCH);
+        let uses_gso = !matches!(to, Target::Plain);
         Self {
             bytes: vec![0; slot_len * slots].into(),
             slot_len,
@@ -116,31 +117,31 @@ impl Batch {
             frame_bytes: 0,
             first: 0,
             end: 0,
-            trains,
-            alone: 0,
-            tries_alone: false,
-            refused: 0,
+            uses_gso,
+            single_until: 0,
+            probes_single: false,
+            gso_refusals: 0,
         }
     }
 
-    /// Bytes of what stands before each frame.
-    fn lead(&self) -> usize {
-        if matches!(self.to, To::Raw(_)) { VNET_LEN } else { 0 }
+    /// Bytes of the `virtio_net_hdr` before each frame.
+    fn vnet_len(&self) -> usize {
+        if matches!(self.to, Target::Raw(_)) { VNET_LEN } else { 0 }
     }
 
-    /// The bytes of frame `i`, and where they begin in the memory of all.
+    /// The bytes of frame `i`.
     fn frame(&self, i: usize) -> &[u8] {
         &self.bytes[self.at(i)..][..self.lens[i]]
     }
 
     fn at(&self, i: usize) -> usize {
-        i * self.slot_len + if matches!(self.to, To::Raw(_)) { RAW_AT } else { 0 }
+        i * self.slot_len + if matches!(self.to, Target::Raw(_)) { RAW_AT } else { 0 }
     }
 
-    /// What the socket is given for frame `i` alone.
-    fn given(&self, i: usize) -> &[u8] {
-        let lead = self.lead();
-        &self.bytes[self.at(i) - lead..][..lead + self.lens[i]]
+    /// The bytes to send for the single frame `i`.
+    fn packet(&self, i: usize) -> &[u8] {
+        let vnet_len = self.vnet_len();
+        &self.bytes[self.at(i) - vnet_len..][..vnet_len + self.lens[i]]
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -151,8 +152,8 @@ impl Batch {
         self.end == self.slots
     }
 
-    /// Takes a copy of `frame`, which fits (`frame_max`); there is room (`is_full`).
-    pub(super) fn push(&mut self, frame: &TxFrame<'_>, to: Option<Name>) {
+    /// Queues a copy of `frame`, at most `frame_max` bytes; the caller has checked `is_full`.
+    pub(super) fn push(&mut self, frame: &TxFrame<'_>, to: Option<SockAddr>) {
         let at = self.at(self.end);
         let slot = &mut self.bytes[at..(self.end + 1) * self.slot_len];
         let len = frame.copy_to(slot);
@@ -160,49 +161,50 @@ impl Batch {
             slot[len..self.len_min].fill(0);
         }
         self.lens[self.end] = len.max(self.len_min);
-        if let (To::Udp(names), Some(to)) = (&mut self.to, to) {
+        if let (Target::Udp(names), Some(to)) = (&mut self.to, to) {
             names[self.end] = to;
         }
         self.end += 1;
     }
 
-    /// Gives all of them to the socket.
+    /// Sends all queued frames.
     ///
     /// # Errors
-    /// What the kernel said of the first that is left.
+    /// The kernel's error for the first frame that is left.
     pub(super) fn send(&mut self, fd: RawFd) -> io::Result<()> {
         while self.first < self.end {
-            self.first += if self.end - self.first == 1 { self.one(fd)? } else { self.many(fd)? };
+            self.first +=
+                if self.end - self.first == 1 { self.send_one(fd)? } else { self.send_many(fd)? };
         }
-        (self.first, self.end, self.alone) = (0, 0, 0);
+        (self.first, self.end, self.single_until) = (0, 0, 0);
         Ok(())
     }
 
-    /// Place of the first that is left. Another frame has it only after all have left.
+    /// Index of the first queued frame. Reused only after all have left.
     pub(super) fn first(&self) -> usize {
         self.first
     }
 
-    /// Forgets the first that is left.
+    /// Drops the first queued frame.
     pub(super) fn drop_first(&mut self) {
         self.first += 1;
         if self.is_empty() {
-            (self.first, self.end, self.alone) = (0, 0, 0);
+            (self.first, self.end, self.single_until) = (0, 0, 0);
         }
     }
 
-    /// Where the first that is left goes.
-    pub(super) fn first_name(&self) -> Option<Name> {
+    /// Destination of the first queued frame.
+    pub(super) fn first_destination(&self) -> Option<SockAddr> {
         self.name(self.first).copied()
     }
 
-    fn name(&self, i: usize) -> Option<&Name> {
-        if let To::Udp(names) = &self.to { Some(&names[i]) } else { None }
+    fn name(&self, i: usize) -> Option<&SockAddr> {
+        if let Target::Udp(names) = &self.to { Some(&names[i]) } else { None }
     }
 
-    fn one(&mut self, fd: RawFd) -> io::Result<usize> {
-        let (bytes, name) = (self.given(self.first), self.name(self.first));
-        let name_len = name.map_or(0, Name::len);
+    fn send_one(&mut self, fd: RawFd) -> io::Result<usize> {
+        let (bytes, name) = (self.packet(self.first), self.name(self.first));
+        let name_len = name.map_or(0, SockAddr::len);
         let name = name.map_or(std::ptr::null(), std::ptr::from_ref);
         // SAFETY: `sendto` reads the bytes of a slice, and `name_len` bytes of an address (none of
         // null), all of which live across the call.
@@ -214,45 +216,44 @@ impl Batch {
         if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(1) }
     }
 
-    /// Bytes of a frame that its train has but once, before all others; `None` if it can be in no
-    /// train.
+    /// Bytes of a frame's headers, which its run has once; `None` if the frame cannot be in a run.
     fn head_len(&self, i: usize) -> Option<usize> {
         match self.to {
-            _ if !self.trains || i < self.alone => None,
-            To::Plain => None,
-            To::Udp(_) => Some(0),
-            To::Raw(_) => segments::head_len(self.frame(i)),
+            _ if !self.uses_gso || i < self.single_until => None,
+            Target::Plain => None,
+            Target::Udp(_) => Some(0),
+            Target::Raw(_) => segments::head_len(self.frame(i)),
         }
     }
 
-    /// Whether frame `i` goes where frame `at` goes, whose head has `head_len` bytes.
-    fn is_of_train(&self, i: usize, at: usize, head_len: usize) -> bool {
+    /// Whether frame `i` is of the flow of frame `at`, whose headers have `head_len` bytes.
+    fn can_join(&self, i: usize, at: usize, head_len: usize) -> bool {
         match &self.to {
-            To::Plain => false,
-            To::Udp(names) => names[i].is(&names[at]),
-            To::Raw(_) => segments::is_same_flow(self.frame(i), self.frame(at), head_len),
+            Target::Plain => false,
+            Target::Udp(names) => names[i].equals(&names[at]),
+            Target::Raw(_) => segments::is_same_flow(self.frame(i), self.frame(at), head_len),
         }
     }
 
-    /// The frames from `at` on that make a train, and the bytes of the head of each. Zeros stand
-    /// behind those between that are shorter, which they have only [in the train](Self::in_train):
-    /// each leaves alone as it came if the kernel refuses that.
-    fn train(&mut self, at: usize) -> (Range<usize>, usize) {
+    /// The frames from `at` on that form a run, and the bytes of the headers of each. Shorter
+    /// frames inside are followed by zeros, which count only [in the run](Self::segment): frames
+    /// leave unpadded if the kernel refuses the run.
+    fn gso_run(&mut self, at: usize) -> (Range<usize>, usize) {
         let Some(head) = self.head_len(at) else { return (at..at + 1, 0) };
-        let (len, most) = (self.lens[at], self.end.min(at + TRAIN_FRAMES));
+        let (len, most) = (self.lens[at], self.end.min(at + GSO_SEGMENTS));
         let (mut end, mut padding) = (at + 1, 0);
         for i in at + 1..most {
-            // The last may be shorter, those before it not.
+            // The last may be shorter; those before are padded.
             padding += len - self.lens[i - 1];
             let bytes = (i - at) * (len - head) + self.lens[i];
-            if self.lens[i] > len || bytes > TRAIN_BYTES || !self.is_of_train(i, at, head) {
+            if self.lens[i] > len || bytes > GSO_BYTES || !self.can_join(i, at, head) {
                 break;
             }
             if padding * PADDING_PART <= bytes {
                 end = i + 1;
             }
         }
-        if !self.is_worth(at..end, head) {
+        if !self.is_worth_gso(at..end, head) {
             return (at..at + 1, 0);
         }
         for i in at + 1..end - 1 {
@@ -262,42 +263,42 @@ impl Batch {
         (at..end, head)
     }
 
-    /// The bytes of frame `i` in `train`, in which all but the last are as long as the first.
-    fn in_train(&self, i: usize, train: &Range<usize>) -> &[u8] {
-        let like = if i + 1 < train.end { train.start } else { i };
+    /// The bytes of frame `i` in `run`, where all but the last have the length of the first.
+    fn segment(&self, i: usize, run: &Range<usize>) -> &[u8] {
+        let like = if i + 1 < run.end { run.start } else { i };
         &self.bytes[self.at(i)..][..self.lens[like]]
     }
 
-    /// Whether these frames leave as one. To a raw socket one of two may ask whether the path
-    /// carries frames of its length: it gets lost alone then.
-    fn is_worth(&self, train: Range<usize>, head: usize) -> bool {
-        let (len, last) = (self.lens[train.start], self.lens[train.end - 1]);
-        let bytes = (train.len() - 1) * (len - head) + last;
-        let is_even = train.len() > 2 || last == len || !matches!(self.to, To::Raw(_));
+    /// Whether these frames leave as a run. On a raw socket, one of two unequal frames may be an
+    /// MTU probe, which must be lost without the other.
+    fn is_worth_gso(&self, run: Range<usize>, head: usize) -> bool {
+        let (len, last) = (self.lens[run.start], self.lens[run.end - 1]);
+        let bytes = (run.len() - 1) * (len - head) + last;
+        let is_even = run.len() > 2 || last == len || !matches!(self.to, Target::Raw(_));
         bytes > self.frame_bytes && is_even
     }
 
-    fn many(&mut self, fd: RawFd) -> io::Result<usize> {
+    fn send_many(&mut self, fd: RawFd) -> io::Result<usize> {
         // SAFETY: zeros are an `iovec` and an `mmsghdr`.
         let (mut iovs, mut msgs): ([libc::iovec; 2 * BATCH], [libc::mmsghdr; BATCH]) =
             unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
         let (mut lens, mut controls) = ([0; BATCH], [Control::default(); BATCH]);
         let (mut count, mut pieces, mut at) = (0, 0, self.first);
         while at < self.end {
-            let (train, head_len) = self.train(at);
+            let (run, head_len) = self.gso_run(at);
             let first_piece = pieces;
             let mut put = |bytes: &[u8]| {
                 let iov_base = bytes.as_ptr().cast_mut().cast();
                 iovs[pieces] = libc::iovec { iov_base, iov_len: bytes.len() };
                 pieces += 1;
             };
-            if train.len() == 1 {
-                put(self.given(at));
+            if run.len() == 1 {
+                put(self.packet(at));
             } else if head_len == 0 {
-                train.clone().for_each(|i| put(self.in_train(i, &train)));
+                run.clone().for_each(|i| put(self.segment(i, &run)));
             } else {
-                put(self.write_head(&train, head_len));
-                train.clone().for_each(|i| put(&self.in_train(i, &train)[head_len..]));
+                put(self.write_head(&run, head_len));
+                run.clone().for_each(|i| put(&self.segment(i, &run)[head_len..]));
             }
             let msg = &mut msgs[count].msg_hdr;
             msg.msg_iovlen = pieces - first_piece;
@@ -305,14 +306,14 @@ impl Batch {
             if let Some(name) = self.name(at) {
                 msg.msg_namelen = name.len();
                 msg.msg_name = std::ptr::from_ref(name).cast_mut().cast();
-                if train.len() > 1 {
+                if run.len() > 1 {
                     controls[count] = Control::segment(self.lens[at] as u16);
                     msg.msg_control = (&raw mut controls[count]).cast();
                     msg.msg_controllen = Control::SEGMENT_LEN;
                 }
             }
-            lens[count] = train.len();
-            (count, at) = (count + 1, train.end);
+            lens[count] = run.len();
+            (count, at) = (count + 1, run.end);
         }
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         // SAFETY: `sendmmsg` reads `count` headers, each with pieces of `self.bytes` and of
@@ -320,56 +321,56 @@ impl Batch {
         // all live across the call, and none is changed before it.
         let sent = unsafe { libc::sendmmsg(fd, msgs.as_mut_ptr(), count as u32, flags as _) };
         if let Ok(sent) = usize::try_from(sent) {
-            let has_train = lens[..sent].iter().any(|&len| len > 1);
-            self.note_sent(has_train);
+            let has_gso = lens[..sent].iter().any(|&len| len > 1);
+            self.note_sent(has_gso);
             return Ok(lens[..sent].iter().sum());
         }
         let error = io::Error::last_os_error();
-        if std::mem::take(&mut self.tries_alone) {
-            // No room for a frame either: the train is tried again.
-            self.alone = self.first;
+        if std::mem::take(&mut self.probes_single) {
+            // No room for a single frame either: the run is sent again.
+            self.single_until = self.first;
         }
         let errno = error.raw_os_error().unwrap_or(libc::EIO);
-        if lens[0] == 1 || !self.goes_alone(errno) {
+        if lens[0] == 1 || !self.falls_back(errno) {
             return Err(error);
         }
-        self.alone = self.first + lens[0];
+        self.single_until = self.first + lens[0];
         Ok(0)
     }
 
-    /// The socket has taken some, perhaps with a train among them.
-    fn note_sent(&mut self, has_train: bool) {
-        let tried_alone = std::mem::take(&mut self.tries_alone);
-        if has_train {
-            self.refused = 0;
-        } else if tried_alone {
-            self.refused += 1;
-            self.trains = self.refused < REFUSED_MAX;
+    /// The kernel has accepted frames; `has_gso`: a run among them.
+    fn note_sent(&mut self, has_gso: bool) {
+        let probed_single = std::mem::take(&mut self.probes_single);
+        if has_gso {
+            self.gso_refusals = 0;
+        } else if probed_single {
+            self.gso_refusals += 1;
+            self.uses_gso = self.gso_refusals < GSO_REFUSALS_MAX;
         }
     }
 
-    /// What stands before the payloads of a train of datagrams.
-    fn write_head(&mut self, train: &Range<usize>, head_len: usize) -> &[u8] {
-        let payload = train.clone().map(|i| self.in_train(i, train).len() - head_len).sum();
-        let at = self.at(train.start);
-        let frame = &self.bytes[at..at + self.lens[train.start]];
-        let To::Raw(heads) = &mut self.to else { return &[] };
-        segments::write_head(&mut heads[train.start], frame, head_len, payload)
+    /// Writes the headers of a run of datagrams.
+    fn write_head(&mut self, run: &Range<usize>, head_len: usize) -> &[u8] {
+        let payload = run.clone().map(|i| self.segment(i, run).len() - head_len).sum();
+        let at = self.at(run.start);
+        let frame = &self.bytes[at..at + self.lens[run.start]];
+        let Target::Raw(heads) = &mut self.to else { return &[] };
+        segments::write_head(&mut heads[run.start], frame, head_len, payload)
     }
 
-    /// Whether the frames of a train that was refused for this reason leave one by one.
-    fn goes_alone(&mut self, errno: libc::c_int) -> bool {
+    /// Whether the frames of a run leave singly after this error.
+    fn falls_back(&mut self, errno: libc::c_int) -> bool {
         match (errno, &self.to) {
             // The path carries less.
-            (libc::EMSGSIZE, _) | (libc::EINVAL, To::Udp(_)) => true,
-            // It has a device on its way that cannot sum up, or the kernel is older.
+            (libc::EMSGSIZE, _) | (libc::EINVAL, Target::Udp(_)) => true,
+            // The device has no checksum offload, or the kernel no GSO.
             (libc::EIO | libc::EINVAL, _) => {
-                self.trains = false;
+                self.uses_gso = false;
                 true
             }
-            // The device's ring is full, or it cuts none.
-            (libc::ENOBUFS, To::Raw(_)) => {
-                self.tries_alone = true;
+            // The device's ring is full, or it does not segment.
+            (libc::ENOBUFS, Target::Raw(_)) => {
+                self.probes_single = true;
                 true
             }
             _ => false,
@@ -377,7 +378,7 @@ impl Batch {
     }
 }
 
-/// A control message with the length of a train's segments, as cmsg(3) lays it out.
+/// A control message with the length of a run's segments, as cmsg(3) lays it out.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 struct Control {
@@ -389,7 +390,7 @@ struct Control {
 }
 
 impl Control {
-    /// Bytes of it with its padding.
+    /// Length with padding, bytes.
     const SEGMENT_LEN: usize = size_of::<Self>();
 
     fn segment(len: u16) -> Self {
@@ -411,11 +412,11 @@ mod tests {
 
     use super::*;
 
-    /// Goal: the frames of a train that the kernel refuses leave as they came, so that a short one
-    /// passes where the long ones between which it stood do not. Method: a socket that writes no
-    /// sums, by which the kernel cuts no train (udp_send_skb).
+    /// Goal: the frames of a refused run leave unpadded, so that a short one passes where the long
+    /// ones around it do not. Method: a socket without checksums, for which the kernel refuses GSO
+    /// (udp_send_skb).
     #[test]
-    fn a_refused_train_leaves_as_the_frames_that_it_was_made_of() {
+    fn frames_of_a_refused_run_leave_unpadded() {
         let [from, to] = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
         to.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         let no_sums: libc::c_int = 1;
@@ -427,9 +428,9 @@ mod tests {
                 // SAFETY: the kernel reads `len` bytes of `value`, which lives across the call.
                 assert_eq!(unsafe { libc::setsockopt(fd, level, name, value, len) }, 0);
             }
-            let mut batch = Batch::udp(1500, FRAME_BYTES + 1);
-            let name = Name::of(to.local_addr().unwrap());
-            // So many long ones that the short one among them is worth padding.
+            let mut batch = Batch::udp(1500, ETHERNET_FRAME_MAX + 1);
+            let name = SockAddr::of(to.local_addr().unwrap());
+            // Enough long frames that the short one among them is padded.
             let mut lens = [1400; 22];
             (lens[10], lens[21]) = (100, 40);
             for (i, len) in lens.into_iter().enumerate() {

@@ -1,9 +1,9 @@
-//! Places of ports inside UDP: the IP address and the UDP port that an address of the fabric is.
+//! Station addresses of ports inside UDP: the encoding of an IP address and UDP port in a MAC.
 //!
-//! The 46 bits that a local unicast address leaves free hold 32 bits of a host and 14 of a UDP
-//! port ([`mac_of`], [`addr_of`]). Those of a host are its IPv4 address, or the last of an IPv6
-//! address whose first 96 bits all hosts of the fabric have in common: the port's own, which are
-//! in no frame ([`Prefix`]).
+//! The 46 bits that a local unicast MAC leaves free hold 32 bits of a host and 14 bits of a UDP
+//! port ([`mac_of`], [`addr_of`]). The host bits are its IPv4 address, or the last 32 bits of an
+//! IPv6 address whose first 96 bits all hosts of the fabric share: the port's own, which are in no
+//! frame ([`Prefix`]).
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
@@ -12,25 +12,25 @@ use std::os::fd::RawFd;
 use super::netdev::ip_addresses;
 use crate::port::MacAddr;
 
-/// UDP ports that have an address of the fabric.
+/// UDP ports that a station address can encode.
 pub const PORTS: std::ops::RangeInclusive<u16> = 0xc000..=0xffff;
-/// Those that are tried in turn when none is named: one rule of a firewall lets them through.
-pub const PORTS_TRIED: std::ops::RangeInclusive<u16> = 52_000..=52_063;
+/// The ports tried in turn when none is named: a firewall needs one rule for them.
+pub const DEFAULT_PORTS: std::ops::RangeInclusive<u16> = 52_000..=52_063;
 
-/// Bits that hosts with IPv6 addresses have in common.
+/// Length of the prefix that hosts with IPv6 addresses share, bits.
 pub const PREFIX_LEN: u8 = 96;
 
-/// In the byte of DSCP and ECN, which IPv6 calls the traffic class: what may be marked, ECT(0), and
-/// what a router with a long queue makes of it, CE (RFC 3168).
+/// ECN codepoints in the byte with DSCP and ECN (the traffic class of IPv6): ECN-capable, ECT(0),
+/// and congestion experienced, CE (RFC 3168).
 pub(super) const ECT_0: u8 = 2;
 pub(super) const CE: u8 = 3;
 
-/// That byte of datagrams with a code point of 0 to 63, that may be marked (`ecn`) or not.
+/// The byte with DSCP (0 to 63) and ECN of datagrams that are ECN-capable (`ecn`) or not.
 pub(super) fn tos_of(dscp: u8, ecn: bool) -> u8 {
     dscp << 2 | if ecn { ECT_0 } else { 0 }
 }
 
-/// The address of the port at `addr`, if its UDP port has one.
+/// The station's MAC of the port at `addr`; `None` if its UDP port is not one of [`PORTS`].
 pub fn mac_of(addr: SocketAddrV4) -> Option<MacAddr> {
     word_of(addr).map(|word| {
         let [mac @ .., _, _] = word.to_le_bytes();
@@ -38,7 +38,7 @@ pub fn mac_of(addr: SocketAddrV4) -> Option<MacAddr> {
     })
 }
 
-/// That address as [`MacAddr::frame_word`] has it.
+/// The same as [`MacAddr::frame_word`] has it.
 #[inline]
 pub(super) fn word_of(addr: SocketAddrV4) -> Option<u64> {
     let (ip, port) = (u32::from_le_bytes(addr.ip().octets()), u64::from(addr.port()));
@@ -46,24 +46,24 @@ pub(super) fn word_of(addr: SocketAddrV4) -> Option<u64> {
     PORTS.contains(&addr.port()).then_some(first | u64::from(ip) << 8 | last << 40)
 }
 
-/// Where the port with address `mac` is, if it is one of this kind.
+/// The IPv4 address (or last 32 bits) and UDP port that `mac` encodes; `None` if it encodes none.
 pub fn addr_of(mac: MacAddr) -> Option<SocketAddrV4> {
     let [high, a, b, c, d, low] = mac.0;
     let port = u16::from_be_bytes([high >> 2 | 0xc0, low]);
     (high & 3 == 2).then(|| SocketAddrV4::new(Ipv4Addr::new(a, b, c, d), port))
 }
 
-/// What stands before the 32 bits of every host that a port reaches.
+/// The prefix of all hosts that a port reaches, before their 32 host bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Prefix {
-    /// Nothing: they are an IPv4 address.
+    /// None: the host bits are an IPv4 address.
     V4,
     /// The first 96 bits of IPv6 addresses.
     V6([u8; 12]),
 }
 
 impl Prefix {
-    /// That of an address.
+    /// The prefix of an address.
     pub fn of(ip: IpAddr) -> Self {
         match ip {
             IpAddr::V4(_) => Self::V4,
@@ -71,12 +71,12 @@ impl Prefix {
         }
     }
 
-    /// Whether `ip` is a host behind it.
-    pub fn holds(self, ip: IpAddr) -> bool {
+    /// Whether `ip` has this prefix.
+    pub fn contains(self, ip: IpAddr) -> bool {
         Self::of(ip) == self
     }
 
-    /// The IP address of a host, by its 32 bits.
+    /// The IP address of a host with these 32 bits.
     #[inline]
     pub fn ip(self, host: Ipv4Addr) -> IpAddr {
         match self {
@@ -90,31 +90,31 @@ impl Prefix {
         }
     }
 
-    /// The 32 bits of a host behind it.
+    /// The 32 bits of a host; `None` if it has another prefix.
     pub fn host(self, ip: IpAddr) -> Option<Ipv4Addr> {
-        self.holds(ip).then(|| host_bits(ip))
+        self.contains(ip).then(|| host_bits(ip))
     }
 
-    /// The place that `addr` is behind it.
+    /// The socket address of `addr` with this prefix.
     #[inline]
-    pub fn place(self, addr: SocketAddrV4) -> SocketAddr {
+    pub fn socket_addr(self, addr: SocketAddrV4) -> SocketAddr {
         match self.ip(*addr.ip()) {
             IpAddr::V4(ip) => SocketAddrV4::new(ip, addr.port()).into(),
             IpAddr::V6(ip) => SocketAddrV6::new(ip, addr.port(), 0, 0).into(),
         }
     }
 
-    /// The address of the port at `place`: `None` if that is not behind it, or its UDP port has no
-    /// address.
+    /// The station's MAC of the port at `place`; `None` if that has another prefix, or its UDP port
+    /// is not one of [`PORTS`].
     #[inline]
     pub fn mac_of(self, place: SocketAddr) -> Option<MacAddr> {
         mac_of(SocketAddrV4::new(self.host(place.ip())?, place.port()))
     }
 
-    /// Where the port with address `mac` is, if it is one of this kind.
+    /// The socket address that `mac` encodes; `None` if it encodes none.
     #[inline]
     pub fn addr_of(self, mac: MacAddr) -> Option<SocketAddr> {
-        addr_of(mac).map(|addr| self.place(addr))
+        addr_of(mac).map(|addr| self.socket_addr(addr))
     }
 }
 
@@ -123,7 +123,7 @@ fn parts(ip: Ipv6Addr) -> ([u8; 12], [u8; 4]) {
     (p, [a, b, c, d])
 }
 
-/// The last 32 bits of an address, all of one of IPv4.
+/// The last 32 bits of an address, the whole of an IPv4 address.
 pub fn host_bits(ip: IpAddr) -> Ipv4Addr {
     match ip {
         IpAddr::V4(ip) => ip,
@@ -131,8 +131,7 @@ pub fn host_bits(ip: IpAddr) -> Ipv4Addr {
     }
 }
 
-/// How `ip` is written in the name of a port: one of IPv6 in brackets, with the bits that all hosts
-/// of the fabric have in common.
+/// `ip` as written in a port's name: IPv6 in brackets, with the length of the prefix.
 pub fn host_text(ip: IpAddr) -> String {
     match ip {
         IpAddr::V4(ip) => ip.to_string(),
@@ -140,8 +139,8 @@ pub fn host_text(ip: IpAddr) -> String {
     }
 }
 
-/// Interfaces and those of their IP addresses that can be a port's, as `(name, address)`: not those
-/// that are of one link alone.
+/// Interfaces and those of their IP addresses that can be a port's, as `(name, address)`: not
+/// link-local ones.
 pub fn addresses() -> Vec<(String, IpAddr)> {
     let mut all = ip_addresses();
     all.retain(|(_, ip)| match ip {
@@ -151,11 +150,11 @@ pub fn addresses() -> Vec<(String, IpAddr)> {
     all
 }
 
-/// A socket address as the kernel reads and writes it. That of IPv4 has its address where that of
-/// IPv6 has a label of flows.
+/// A socket address in the kernel's format. The address of a `sockaddr_in` is at the offset of the
+/// flow label of a `sockaddr_in6`.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
-pub(super) struct Name(libc::sockaddr_in6);
+pub(super) struct SockAddr(libc::sockaddr_in6);
 
 const _: () = {
     use libc::{sockaddr_in as V4, sockaddr_in6 as V6};
@@ -165,19 +164,19 @@ const _: () = {
     assert!(size_of::<V4>() <= size_of::<V6>());
 };
 
-impl Name {
-    /// Bytes that one takes at most.
+impl SockAddr {
+    /// Length at most, bytes.
     pub(super) const LEN_MAX: libc::socklen_t = size_of::<libc::sockaddr_in6>() as _;
 
-    /// Nobody's.
-    pub(super) fn nobody() -> Self {
+    /// An address of no family.
+    pub(super) fn unspecified() -> Self {
         // SAFETY: zeros are a `sockaddr_in6`.
         Self(unsafe { std::mem::zeroed() })
     }
 
     #[inline]
     pub(super) fn of(addr: SocketAddr) -> Self {
-        let mut name = Self::nobody();
+        let mut name = Self::unspecified();
         name.0.sin6_port = addr.port().to_be();
         match addr {
             SocketAddr::V4(addr) => {
@@ -192,7 +191,7 @@ impl Name {
         name
     }
 
-    /// What it says, if it is of IP.
+    /// The socket address, if its family is IPv4 or IPv6.
     #[inline]
     pub(super) fn addr(&self) -> Option<SocketAddr> {
         let port = u16::from_be(self.0.sin6_port);
@@ -209,14 +208,14 @@ impl Name {
         }
     }
 
-    /// Whether two are one place, of one family.
+    /// Whether both have the same IP address and UDP port. They are of one family.
     #[inline]
-    pub(super) fn is(&self, other: &Self) -> bool {
+    pub(super) fn equals(&self, other: &Self) -> bool {
         let key = |name: &Self| (name.0.sin6_port, name.0.sin6_flowinfo, name.0.sin6_addr.s6_addr);
         key(self) == key(other)
     }
 
-    /// Bytes that it takes.
+    /// Length, bytes.
     #[inline]
     pub(super) fn len(&self) -> libc::socklen_t {
         match libc::c_int::from(self.0.sin6_family) {
@@ -225,7 +224,7 @@ impl Name {
         }
     }
 
-    /// Gives the socket `fd` this address.
+    /// Binds the socket `fd` to this address.
     pub(super) fn bind(&self, fd: RawFd) -> io::Result<()> {
         // SAFETY: `bind` reads `len` bytes of a name that lives across the call.
         let done = unsafe { libc::bind(fd, std::ptr::from_ref(self).cast(), self.len()) };
@@ -233,7 +232,7 @@ impl Name {
     }
 }
 
-/// The family of sockets for `ip`.
+/// The address family of `ip`.
 pub(super) fn family(ip: IpAddr) -> libc::c_int {
     if ip.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 }
 }
@@ -279,20 +278,20 @@ mod tests {
             port: u16,
         ) {
             let behind = prefix.map_or(Prefix::V4, Prefix::V6);
-            let place = behind.place(SocketAddrV4::new(host.into(), port));
+            let place = behind.socket_addr(SocketAddrV4::new(host.into(), port));
             let mac = behind.mac_of(place);
             prop_assert_eq!(mac.is_some(), PORTS.contains(&port));
             if let Some(mac) = mac {
                 prop_assert_eq!(behind.addr_of(mac), Some(place));
             }
             prop_assert_eq!(behind.host(place.ip()), Some(Ipv4Addr::from(host)));
-            let name = Name::of(place);
+            let name = SockAddr::of(place);
             prop_assert_eq!(name.addr(), Some(place));
-            prop_assert!(name.is(&Name::of(place)));
-            let far = Prefix::V6(other).place(SocketAddrV4::new(host.into(), port));
+            prop_assert!(name.equals(&SockAddr::of(place)));
+            let far = Prefix::V6(other).socket_addr(SocketAddrV4::new(host.into(), port));
             if far != place {
                 prop_assert_eq!(behind.mac_of(far), None);
-                prop_assert!(!name.is(&Name::of(far)));
+                prop_assert!(!name.equals(&SockAddr::of(far)));
             }
         }
     }

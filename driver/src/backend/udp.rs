@@ -1,32 +1,32 @@
-//! Frames inside UDP, between hosts that let a program do no more than that.
+//! Frames inside UDP through a kernel socket, for hosts that permit no more to a program.
 //!
-//! A datagram holds one whole Ethernet frame, header first, so that everything above is the same
-//! as on a wire. Needs no privilege.
+//! A datagram carries one whole Ethernet frame, header first, so that the layers above work as on
+//! a wire. Needs no privilege.
 //!
 //! # Addresses
-//! A port's address *is* its place: 32 bits of an IP address and 14 bits of the UDP port fill the
-//! 46 bits that a local unicast address leaves free (`inet.rs`). So there is no address book and
-//! nothing to resolve or to learn: whoever knows the address of an endpoint can send to it. That is
-//! why UDP ports are 49152 to 65535, why IPv6 hosts have their first 96 bits in common
-//! ([`Prefix`]), and why there is no port behind address translation, which would make it another
-//! place.
+//! A station's MAC encodes its IP address and UDP port: 32 bits of the IP address and 14 bits of
+//! the UDP port fill the 46 bits that a local unicast MAC leaves free (`inet.rs`). So there is
+//! nothing to resolve: a node that knows the MAC can send to it. This is why UDP ports are 49152 to
+//! 65535, why IPv6 hosts share their first 96 bits ([`Prefix`]), and why ports do not work behind
+//! address translation, which changes the address.
 //!
 //! # Trust
 //! A frame is accepted only if its source address encodes the sender of the datagram, its
-//! destination is ours and its EtherType is the fabric's. Everything else is dropped and counted.
-//! So a process can forge another port only if it can send from that port's IP address, as on a
-//! wire behind a switch; the rest is the protocol's (`docs/wire.md`).
+//! destination is ours and its EtherType is the fabric's. All others are dropped and counted. So a
+//! process can forge another port only if it can send from that port's IP address, as on a wire
+//! behind a switch; further protection is up to the protocol (`docs/wire.md`).
 //!
-//! # Trains
-//! A system call and a way through the network stack cost much more than a frame's bytes. So frames
-//! to one place that are equally long, as those of a long message or of many short ones, leave as
-//! one datagram that is cut late or by the card, and are received so (`batch.rs`, `Inbox`). That is
-//! longer than a frame: where nobody cuts it, `ip(...)` tells it from one by its length.
+//! # GSO and GRO
+//! A system call and a pass through the network stack cost much more than a frame's bytes. So
+//! consecutive frames of equal length to one destination, as those of a long message or of many
+//! short ones, leave as one datagram that the kernel or the card segments (GSO, `batch.rs`), and
+//! are received coalesced (GRO, `RxBatch`). Such a datagram is longer than a frame, by which
+//! `ip(...)` recognizes one that was not segmented.
 //!
 //! # Length
-//! Datagrams are not fragmented. The MTU is that of the interface that has the address, less 42
-//! bytes for IPv4, UDP and our Ethernet header, or 62 with IPv6. A path that carries less refuses
-//! longer frames, which is logged with what to write.
+//! Datagrams are not fragmented. The MTU is that of the interface with the address, less 42 bytes
+//! for IPv4, UDP and the inner Ethernet header, or 62 with IPv6. A path that carries less refuses
+//! longer frames, which is logged with advice.
 
 use std::fmt;
 use std::io;
@@ -36,71 +36,71 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
 use super::batch::Batch;
-use super::inet::{CE, Name, addresses, family, host_text, tos_of};
+use super::inet::{CE, SockAddr, addresses, family, host_text, tos_of};
 use super::lock::NotInChildren;
-use super::netdev::{Link, Shared, Waiter, filter, link_also_named, links};
+use super::netdev::{Link, Shared, Waiter, filter, link_by_alt_name, links};
 use super::{Bell, set_option};
 use crate::clock::now_ns;
 use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, ETHERTYPE, RxFrame, TxFrame};
 use crate::port::{Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Station, Tx};
 
-pub use super::inet::{PORTS, PORTS_TRIED, Prefix, addr_of, mac_of};
+pub use super::inet::{DEFAULT_PORTS, PORTS, Prefix, addr_of, mac_of};
 
-/// UDP's header, and that of IP: of IPv4 without options, of IPv6 without more headers.
+/// Bytes of the headers of UDP, IPv4 without options, and IPv6 without extension headers.
 const UDP_LEN: usize = 8;
 const IPV4_LEN: usize = 20;
 const IPV6_LEN: usize = 40;
-/// Longest payload of a datagram: the length of IPv6 does not count its own header.
+/// Longest UDP payload, bytes: IPv6's length field does not include its own header.
 const DATAGRAM_MAX: usize = 65_535 - UDP_LEN;
-/// Largest MTU of a port: what fits into a datagram of IPv4.
+/// Largest MTU of a port: what fits an IPv4 datagram.
 pub const MTU_MAX: usize = DATAGRAM_MAX - IPV4_LEN - ETH_HDR_LEN;
 
 /// Frames lent at once.
 const BURST: usize = 32;
-/// Asked for as the socket's buffers; without privilege cut to net.core.rmem_max and wmem_max.
+/// Requested socket buffers, bytes; without privilege limited to net.core.rmem_max and wmem_max.
 const BUFFER_LEN: libc::c_int = 8 << 20;
-/// Until frames that the kernel had no room for are offered again.
+/// Time until frames that the kernel had no room for are offered again.
 const RETRY_NS: u64 = 50_000;
 
-/// Where to be, and how.
+/// Settings of a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UdpSettings {
     /// An IP address of this host, or the name of an interface that has one.
     pub host: String,
-    /// Of an interface its IPv6 address is meant; so it is if `host` is one.
+    /// Use the interface's IPv6 address; also true if `host` is an IPv6 address.
     pub is_v6: bool,
-    /// The UDP port, one of [`PORTS`]. Default: the first free one of [`PORTS_TRIED`].
+    /// The UDP port, one of [`PORTS`]. Default: the first free one of [`DEFAULT_PORTS`].
     pub port: Option<u16>,
     /// Largest number of bytes after the Ethernet header, 256 to what the interface carries less
     /// 42, with IPv6 62, which is the default.
     pub mtu: Option<usize>,
     /// Differentiated services code point of the datagrams, 0 to 63. Default 0.
     pub dscp: u8,
-    /// Whether datagrams say that they may be marked for congestion. Default: yes. Marks of
-    /// datagrams that come are told of in any case.
+    /// Whether datagrams are sent as ECN-capable. Default: yes. Marks of received datagrams are
+    /// reported in any case.
     pub ecn: bool,
 }
 
-/// An interface with an address.
-struct Place {
+/// A local address, and its interface.
+struct LocalAddress {
     ip: IpAddr,
     link: Option<Link>,
 }
 
-impl Place {
-    /// Bytes of the headers of IP and UDP.
+impl LocalAddress {
+    /// Bytes of the IP and UDP headers.
     fn outer_len(&self) -> usize {
         UDP_LEN + if self.ip.is_ipv4() { IPV4_LEN } else { IPV6_LEN }
     }
 
-    /// The largest MTU of a port there.
+    /// The largest MTU of a port at the address.
     fn mtu_max(&self) -> usize {
         let carried = self.link.as_ref().map_or(1500, |link| link.mtu);
         carried.saturating_sub(self.outer_len() + ETH_HDR_LEN).min(MTU_MAX)
     }
 
-    /// Where a UDP port of it is.
+    /// The socket address with this UDP port.
     fn at(&self, port: u16) -> SocketAddr {
         SocketAddr::new(self.ip, port)
     }
@@ -113,7 +113,7 @@ impl UdpSettings {
         Self { host: host.to_owned(), is_v6, port: None, mtu: None, dscp: 0, ecn: true }
     }
 
-    /// As it is written, without options.
+    /// The settings as written in a port's name, without options.
     fn text(&self) -> String {
         match self.host.parse() {
             Ok(ip) => format!("udp:{}", host_text(ip)),
@@ -130,15 +130,16 @@ impl UdpSettings {
         OpenError::unexplained(self.text(), what, e)
     }
 
-    /// Whether a port could be opened with them, if its UDP port is free; changes nothing.
+    /// Whether a port could be opened with these settings, if its UDP port is free; changes
+    /// nothing.
     ///
     /// # Errors
-    /// Why not.
+    /// The first obstacle, and how to remove it.
     pub fn check(&self) -> Result<(), OpenError> {
-        let place = self.place()?;
+        let place = self.local_address()?;
         self.mtu(&place)?;
         self.check_dscp()?;
-        self.port.map_or(Ok(()), |port| self.named(place.at(port)))
+        self.port.map_or(Ok(()), |port| self.check_port(place.at(port)))
     }
 
     fn check_dscp(&self) -> Result<(), OpenError> {
@@ -148,8 +149,8 @@ impl UdpSettings {
         }
     }
 
-    /// Refuses a UDP port that makes no address of the fabric.
-    fn named(&self, addr: SocketAddr) -> Result<(), OpenError> {
+    /// Refuses a UDP port that is not one of [`PORTS`].
+    fn check_port(&self, addr: SocketAddr) -> Result<(), OpenError> {
         if Prefix::of(addr.ip()).mac_of(addr).is_some() {
             return Ok(());
         }
@@ -158,8 +159,8 @@ impl UdpSettings {
         Err(self.refuse(libc::EINVAL, why, mend))
     }
 
-    /// Our address, and the interface that has it.
-    fn place(&self) -> Result<Place, OpenError> {
+    /// The local address to use, and its interface.
+    fn local_address(&self) -> Result<LocalAddress, OpenError> {
         let here = addresses();
         let asked: Option<IpAddr> = self.host.parse().ok();
         let found = match asked {
@@ -172,7 +173,7 @@ impl UdpSettings {
             let mend = format!("ip link set {name} up");
             return Err(self.refuse(libc::ENETDOWN, format!("interface {name} is down"), mend));
         }
-        Ok(Place { ip, link })
+        Ok(LocalAddress { ip, link })
     }
 
     fn no_place(&self, asked: Option<IpAddr>, here: &[(String, IpAddr)]) -> OpenError {
@@ -194,25 +195,25 @@ impl UdpSettings {
         self.refuse(libc::EADDRNOTAVAIL, why, mend)
     }
 
-    fn mtu(&self, place: &Place) -> Result<usize, OpenError> {
+    fn mtu(&self, place: &LocalAddress) -> Result<usize, OpenError> {
         let max = place.mtu_max();
         OpenError::check_mtu(self.mtu.unwrap_or(max), max)
     }
 
-    /// Gives the socket its place.
-    fn bind(&self, fd: RawFd, place: &Place) -> Result<SocketAddr, OpenError> {
+    /// Binds the socket to the address and the named UDP port, or the first free one.
+    fn bind(&self, fd: RawFd, place: &LocalAddress) -> Result<SocketAddr, OpenError> {
         if let Some(port) = self.port {
-            self.named(place.at(port))?;
+            self.check_port(place.at(port))?;
         }
-        for port in self.port.map_or(PORTS_TRIED, |port| port..=port) {
+        for port in self.port.map_or(DEFAULT_PORTS, |port| port..=port) {
             let addr = place.at(port);
-            match Name::of(addr).bind(fd) {
+            match SockAddr::of(addr).bind(fd) {
                 Ok(()) => return Ok(addr),
                 Err(e) if e.raw_os_error() == Some(libc::EADDRINUSE) => {}
-                // The kernel asks whether somebody has it (RFC 4862).
+                // Duplicate address detection is in progress or has failed (RFC 4862).
                 Err(e) if self.is_v6 && e.raw_os_error() == Some(libc::EADDRNOTAVAIL) => {
                     let why = format!("the kernel does not use {} yet, or not any more", place.ip);
-                    return Err(self.refuse(libc::EADDRNOTAVAIL, why, MEND_UNUSED));
+                    return Err(self.refuse(libc::EADDRNOTAVAIL, why, ADVICE_UNUSED));
                 }
                 Err(e) => return Err(self.os("cannot bind the socket", &e)),
             }
@@ -225,8 +226,8 @@ impl UdpSettings {
             None => (
                 format!(
                     "UDP ports {} to {} are all in use",
-                    PORTS_TRIED.start(),
-                    PORTS_TRIED.end()
+                    DEFAULT_PORTS.start(),
+                    DEFAULT_PORTS.end()
                 ),
                 format!("name another, 49152 to 65535: {}:50000", self.text()),
             ),
@@ -235,36 +236,35 @@ impl UdpSettings {
     }
 }
 
-/// The IP address that the host of a [`UdpSettings`] names: itself, or that of an interface.
+/// The IP address that the host of a [`UdpSettings`] names, or that of the named interface.
 pub fn address_of(host: &str, is_v6: bool) -> Option<IpAddr> {
     host.parse().ok().or_else(|| Some(on_interface(&addresses(), host, is_v6)?.1))
 }
 
-/// The first address of `here` that the interface has which is called `name`, be it by a name that
-/// it has besides.
+/// The first address in `here` of the interface with this name or alternative name.
 fn on_interface(here: &[(String, IpAddr)], name: &str, is_v6: bool) -> Option<(String, IpAddr)> {
     let of = |name: &str| here.iter().find(|(on, ip)| on == name && ip.is_ipv6() == is_v6).cloned();
-    of(name).or_else(|| of(&link_also_named(name)?.name))
+    of(name).or_else(|| of(&link_by_alt_name(name)?.name))
 }
 
-/// What to do about an address that the kernel has and does not use.
-pub(super) const MEND_UNUSED: &str =
+/// Advice on an address that the kernel has but does not use.
+pub(super) const ADVICE_UNUSED: &str =
     "see whether it is tentative or dadfailed: ip -6 addr; try again in two seconds";
 
-/// Keeps `addr` from other sockets, and the kernel from answering datagrams to it with "port
-/// unreachable". The socket hears nothing. `None`: the kernel has no such address.
+/// Reserves `addr`, so that no other socket gets it and the kernel does not reply "port
+/// unreachable" to datagrams. The socket receives nothing. `None`: the kernel has no such address.
 ///
 /// # Errors
 /// `EADDRINUSE`: a socket has it. `EADDRNOTAVAIL`: the kernel has the address and does not use it
 /// yet, or not any more (RFC 4862).
-pub(super) fn keep_port(addr: SocketAddr) -> io::Result<Option<NotInChildren>> {
+pub(super) fn reserve_port(addr: SocketAddr) -> io::Result<Option<NotInChildren>> {
     let fd = match super::socket(family(addr.ip()), libc::SOCK_DGRAM, 0) {
         Err(e) if e.raw_os_error() == Some(libc::EAFNOSUPPORT) => return Ok(None),
         made => made?,
     };
     let code = (libc::BPF_RET | libc::BPF_K) as u16;
     filter::attach(fd.as_raw_fd(), vec![libc::sock_filter { code, jt: 0, jf: 0, k: 0 }])?;
-    match Name::of(addr).bind(fd.as_raw_fd()) {
+    match SockAddr::of(addr).bind(fd.as_raw_fd()) {
         Ok(()) => Ok(Some(fd.into())),
         Err(e) if e.raw_os_error() == Some(libc::EADDRNOTAVAIL) => {
             let is_there = addresses().iter().any(|(_, ip)| *ip == addr.ip());
@@ -274,7 +274,8 @@ pub(super) fn keep_port(addr: SocketAddr) -> io::Result<Option<NotInChildren>> {
     }
 }
 
-/// A socket for `ip` whose datagrams have `tos` as the byte of DSCP and ECN and are not fragmented.
+/// A socket for `ip` whose datagrams have `tos` as the byte with DSCP and ECN, and are not
+/// fragmented.
 fn socket(ip: IpAddr, tos: u8) -> io::Result<NotInChildren> {
     let fd = super::socket(family(ip), libc::SOCK_DGRAM | libc::SOCK_NONBLOCK, 0)?;
     let at = fd.as_raw_fd();
@@ -311,13 +312,13 @@ pub struct Udp {
     prefix: Prefix,
     frame_max: usize,
     batch: Batch,
-    inbox: Inbox,
-    /// Several frames came in turn: more than one is asked for.
+    rx_batch: RxBatch,
+    /// Consecutive polls have had frames: receive several datagrams per call.
     in_bulk: bool,
-    last_came: bool,
+    last_had_frames: bool,
     counters: PortCounters,
     /// Errors that have been logged.
-    told: Vec<i32>,
+    logged_errnos: Vec<i32>,
     shared: Arc<Shared>,
 }
 
@@ -333,7 +334,7 @@ impl Udp {
     /// # Errors
     /// [`OpenError`]; nothing is left behind.
     pub fn open(settings: &UdpSettings) -> Result<Self, OpenError> {
-        let place = settings.place()?;
+        let place = settings.local_address()?;
         let (mtu, mtu_max) = (settings.mtu(&place)?, place.mtu_max());
         settings.check_dscp()?;
         let os = |e: io::Error| settings.os("cannot make a UDP socket", &e);
@@ -342,8 +343,8 @@ impl Udp {
         let prefix = Prefix::of(place.ip);
         let mac = prefix.mac_of(addr).expect("a UDP port without an address was refused");
         let bell = Bell::new().map_err(os)?;
-        // Since Linux 5.0; without it every datagram is one frame.
-        let joins = set_option(socket.as_raw_fd(), libc::SOL_UDP, libc::UDP_GRO, &1).is_ok();
+        // Since Linux 5.0; without GRO every datagram is one frame.
+        let has_gro = set_option(socket.as_raw_fd(), libc::SOL_UDP, libc::UDP_GRO, &1).is_ok();
         let frame_max = ETH_HDR_LEN + mtu;
         let caps = PortCaps {
             rto_floor_ns: 1_000_000,
@@ -357,16 +358,16 @@ impl Udp {
             prefix,
             frame_max,
             batch: Batch::udp(frame_max, ETH_HDR_LEN + mtu_max),
-            inbox: Inbox::new(frame_max, joins),
+            rx_batch: RxBatch::new(frame_max, has_gro),
             in_bulk: false,
-            last_came: false,
+            last_had_frames: false,
             counters: PortCounters::default(),
-            told: Vec::new(),
-            shared: Arc::new(Shared { sockets: vec![socket], ear: None, bell, arp: None }),
+            logged_errnos: Vec::new(),
+            shared: Arc::new(Shared { sockets: vec![socket], monitor: None, bell, arp: None }),
         })
     }
 
-    /// Gives what was taken to the kernel, as far as it has room.
+    /// Sends queued frames, as far as the kernel has room.
     fn push(&mut self) {
         let fd = self.shared.sockets[0].as_raw_fd();
         while let Err(e) = self.batch.send(fd) {
@@ -374,7 +375,7 @@ impl Udp {
                 libc::EINTR => {}
                 libc::EAGAIN | libc::ENOBUFS => return,
                 errno => {
-                    self.tell(errno);
+                    self.log_once(errno);
                     self.batch.drop_first();
                     self.counters.tx_dropped += 1;
                 }
@@ -382,15 +383,15 @@ impl Udp {
         }
     }
 
-    /// Says once for every kind of refusal what it means.
+    /// Logs each kind of send error once, with advice.
     #[cold]
-    fn tell(&mut self, errno: i32) {
-        if self.told.contains(&errno) {
+    fn log_once(&mut self, errno: i32) {
+        if self.logged_errnos.contains(&errno) {
             return;
         }
-        self.told.push(errno);
+        self.logged_errnos.push(errno);
         let (port, error) = (&self.caps.name, io::Error::from_raw_os_error(errno));
-        let to = self.batch.first_name().and_then(|name| name.addr());
+        let to = self.batch.first_destination().and_then(|name| name.addr());
         let to = to.map_or_else(String::new, |to| to.to_string());
         let mend = match errno {
             libc::EMSGSIZE => "the path there carries less; open the port with a smaller mtu=",
@@ -400,8 +401,9 @@ impl Udp {
         tracing::warn!(%port, %to, %error, "frames are refused and lost; {mend}");
     }
 
-    /// Whether a frame that came from `from` is one of ours to us.
-    fn is_fit(&self, frame: &RxFrame<'_>, from: &Name) -> bool {
+    /// Whether a frame received from `from` is of the fabric, to this station, and from the station
+    /// at `from`.
+    fn is_valid(&self, frame: &RxFrame<'_>, from: &SockAddr) -> bool {
         let Some(head) = frame.first_chunk::<ETH_HDR_LEN>() else { return false };
         let from = from.addr().and_then(|from| self.prefix.mac_of(from));
         let source = from.is_some_and(|mac| head[6..12] == mac.0);
@@ -412,37 +414,38 @@ impl Udp {
     }
 }
 
-/// Where received datagrams lie. The kernel may have joined several frames of one sender into one
-/// (UDP_GRO, udp(7), Linux 5.0): equally long ones, and a last that may be shorter.
-struct Inbox {
+/// Received datagrams. The kernel may have coalesced several frames of one sender into one
+/// (UDP_GRO, udp(7), Linux 5.0), of equal length but for a shorter last.
+struct RxBatch {
     bytes: Box<[u8]>,
     slot_len: usize,
-    names: Box<[Name; BURST]>,
+    names: Box<[SockAddr; BURST]>,
     datagrams: [Datagram; BURST],
-    /// How many datagrams there are, and where the next frame is: in which, from which byte on.
+    /// Number of datagrams, and the next frame: its datagram and offset, bytes.
     count: usize,
     next: (usize, usize),
 }
 
-/// What a slot holds.
+/// A datagram in its slot.
 #[derive(Clone, Copy, Default)]
 struct Datagram {
     len: usize,
     /// Length of each frame in it but the last.
     frame_len: usize,
-    /// A router has marked it. The kernel joins only datagrams that are alike in this.
+    /// A router has marked it. The kernel coalesces only datagrams with equal marks.
     marked: bool,
 }
 
 /// Room for two control messages, as cmsg(3) lays them out: each of an `int` or of a byte.
 type Control = [u64; 8];
 
-impl Inbox {
-    fn new(frame_max: usize, joins: bool) -> Self {
-        let longest = if joins { DATAGRAM_MAX } else { frame_max };
+impl RxBatch {
+    fn new(frame_max: usize, has_gro: bool) -> Self {
+        let longest = if has_gro { DATAGRAM_MAX } else { frame_max };
         // Odd in cache lines: the first lines of slots a power of two apart share one set.
         let slot_len = longest.next_multiple_of(128) + 64;
-        let (names, datagrams) = (Box::new([Name::nobody(); BURST]), [Datagram::default(); BURST]);
+        let (names, datagrams) =
+            (Box::new([SockAddr::unspecified(); BURST]), [Datagram::default(); BURST]);
         let bytes = vec![0; slot_len * BURST].into();
         Self { bytes, slot_len, names, datagrams, count: 0, next: (0, 0) }
     }
@@ -451,8 +454,8 @@ impl Inbox {
         self.next.0 >= self.count
     }
 
-    /// The next frame, if one is left: where it is from, and its bytes. None of them for one that
-    /// was cut, or that the kernel does not say the length of.
+    /// The next frame, if one is left: its datagram and its range of bytes, which is empty if the
+    /// datagram was truncated or its segment length is unknown.
     fn take(&mut self) -> Option<(usize, Range<usize>)> {
         let (slot, at) = self.next;
         if slot >= self.count {
@@ -466,19 +469,19 @@ impl Inbox {
         Some((slot, if whole { base + at..base + end } else { base..base }))
     }
 
-    /// The frame of these bytes, of the datagram `from`.
+    /// The frame in these bytes, of the datagram `from`.
     fn frame(&self, from: usize, bytes: Range<usize>) -> RxFrame<'_> {
         RxFrame::new(&self.bytes[bytes]).with_mark(self.datagrams[from].marked)
     }
 
-    /// Receives up to `max` datagrams, at least one; all that were there have been taken.
+    /// Receives up to `max` datagrams (at least 1), after all frames before were taken.
     fn receive(&mut self, fd: RawFd, max: usize) {
         (self.count, self.next) = (0, (0, 0));
-        let got = if max == 1 { self.one(fd) } else { self.many(fd, max) };
+        let got = if max == 1 { self.recv_one(fd) } else { self.recv_many(fd, max) };
         self.count = got;
     }
 
-    fn one(&mut self, fd: RawFd) -> usize {
+    fn recv_one(&mut self, fd: RawFd) -> usize {
         let mut control = Control::default();
         // SAFETY: zeros are an `msghdr`.
         let mut head: libc::msghdr = unsafe { std::mem::zeroed() };
@@ -488,13 +491,13 @@ impl Inbox {
         // SAFETY: `recvmsg` writes one slot of `bytes`, one of `names` and the control message,
         // all of which live across the call.
         let got = unsafe { libc::recvmsg(fd, &raw mut head, RECEIVE) };
-        // Nothing there, or an error of some datagram we sent: whoever waits for it notices.
+        // No datagram, or an error of a sent one, which the fabric detects as a loss.
         let Ok(len) = usize::try_from(got) else { return 0 };
         self.datagrams[0] = Datagram::of(len, &head);
         1
     }
 
-    fn many(&mut self, fd: RawFd, max: usize) -> usize {
+    fn recv_many(&mut self, fd: RawFd, max: usize) -> usize {
         let mut controls = [Control::default(); BURST];
         // SAFETY: zeros are an `iovec` and an `mmsghdr`.
         let (mut iovs, mut msgs): ([libc::iovec; BURST], [libc::mmsghdr; BURST]) =
@@ -518,17 +521,22 @@ impl Inbox {
 
 const RECEIVE: libc::c_int = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
 
-/// Has `head` receive a datagram.
-fn prepare(head: &mut libc::msghdr, iov: &mut libc::iovec, name: &mut Name, control: &mut Control) {
+/// Prepares `head` for the reception of a datagram.
+fn prepare(
+    head: &mut libc::msghdr,
+    iov: &mut libc::iovec,
+    name: &mut SockAddr,
+    control: &mut Control,
+) {
     (head.msg_iov, head.msg_iovlen) = (iov, 1);
     head.msg_name = std::ptr::from_mut(name).cast();
-    head.msg_namelen = Name::LEN_MAX;
+    head.msg_namelen = SockAddr::LEN_MAX;
     head.msg_control = control.as_mut_ptr().cast();
     head.msg_controllen = size_of::<Control>();
 }
 
 impl Datagram {
-    /// One of `len` bytes, of which `head` says more.
+    /// A datagram of `len` bytes, with the control messages of `head`.
     fn of(len: usize, head: &libc::msghdr) -> Self {
         if head.msg_flags & libc::MSG_CTRUNC != 0 {
             return Self { len: usize::MAX, frame_len: usize::MAX, marked: false };
@@ -555,7 +563,7 @@ impl Datagram {
                 at = libc::CMSG_NXTHDR(head, at);
             }
         }
-        // Without progress there would be no end of frames.
+        // A segment length of 0 would never end.
         let frame_len = usize::try_from(frame_len).unwrap_or(0);
         Self { len, frame_len: if frame_len == 0 { usize::MAX } else { frame_len }, marked }
     }
@@ -572,7 +580,7 @@ impl Port for Udp {
         let to = match self.prefix.addr_of(frame.dst().mac) {
             Some(to) => to,
             None if frame.dst().is_group() => {
-                // Nobody keeps a list of the others.
+                // There is no list of all stations.
                 self.counters.tx_dropped += 1;
                 return Ok(Tx::Sent);
             }
@@ -588,7 +596,7 @@ impl Port for Udp {
                 return Ok(Tx::Full);
             }
         }
-        self.batch.push(frame, Some(Name::of(to)));
+        self.batch.push(frame, Some(SockAddr::of(to)));
         self.counters.sent(len);
         Ok(Tx::Sent)
     }
@@ -603,22 +611,22 @@ impl Port for Udp {
             self.push();
         }
         let max = max.min(BURST);
-        if max > 0 && self.inbox.is_empty() {
+        if max > 0 && self.rx_batch.is_empty() {
             let fd = self.shared.sockets[0].as_raw_fd();
-            self.inbox.receive(fd, if self.in_bulk { max } else { 1 });
-            let came = !self.inbox.is_empty();
-            // In a ping-pong every frame is followed by polls that find nothing, and asking for one
-            // is cheaper; in a stream it is not.
-            self.in_bulk = came && (self.in_bulk || self.last_came);
-            self.last_came = came;
+            self.rx_batch.receive(fd, if self.in_bulk { max } else { 1 });
+            let has_frames = !self.rx_batch.is_empty();
+            // In a ping-pong every frame is followed by empty polls, and a call for one datagram is
+            // cheaper; in a stream it is not.
+            self.in_bulk = has_frames && (self.in_bulk || self.last_had_frames);
+            self.last_had_frames = has_frames;
         }
         let mut lent = [const { (0, 0..0) }; BURST];
         let mut count = 0;
         while count < max
-            && let Some((from, bytes)) = self.inbox.take()
+            && let Some((from, bytes)) = self.rx_batch.take()
         {
-            let frame = self.inbox.frame(from, bytes.clone());
-            if self.is_fit(&frame, &self.inbox.names[from]) {
+            let frame = self.rx_batch.frame(from, bytes.clone());
+            if self.is_valid(&frame, &self.rx_batch.names[from]) {
                 sink.prefetch(&frame);
                 lent[count] = (from, bytes);
                 count += 1;
@@ -627,7 +635,7 @@ impl Port for Udp {
             }
         }
         for (from, bytes) in &lent[..count] {
-            let frame = self.inbox.frame(*from, bytes.clone());
+            let frame = self.rx_batch.frame(*from, bytes.clone());
             self.counters.received(frame.len());
             sink.frame(&frame);
         }
@@ -674,7 +682,7 @@ mod tests {
         [&to.0[..], &from.0, &ty.to_be_bytes(), payload].concat()
     }
 
-    /// What arrives until nothing has for a while.
+    /// Frames that arrive until none has for a while.
     fn drain(port: &mut Udp) -> Vec<Vec<u8>> {
         let mut got = Vec::new();
         let mut last = Instant::now();
@@ -720,8 +728,8 @@ mod tests {
         }
     }
 
-    /// Goal: frames that are equally long travel as one datagram, to a path that takes such and to
-    /// one that does not, and no poll takes more than it is asked for.
+    /// Goal: frames of equal length travel as one datagram on a path with GSO and GRO, and arrive
+    /// on one without, and no poll returns more than requested.
     #[test]
     fn frames_of_one_length_travel_together() {
         for host in hosts() {
@@ -734,8 +742,8 @@ mod tests {
                 a.flush().unwrap();
             };
             send(&mut a);
-            b.inbox.receive(b.shared.sockets[0].as_raw_fd(), BURST);
-            assert_eq!((b.inbox.count, b.inbox.datagrams[0].frame_len), (1, 514));
+            b.rx_batch.receive(b.shared.sockets[0].as_raw_fd(), BURST);
+            assert_eq!((b.rx_batch.count, b.rx_batch.datagrams[0].frame_len), (1, 514));
             let mut got = Vec::new();
             for asked in [3, 1, 0, 16] {
                 let mut sink = |f: &RxFrame<'_>| {
@@ -745,7 +753,7 @@ mod tests {
                 assert_eq!(b.rx_burst(asked, &mut sink), Ok(asked));
             }
             assert_eq!(got, sent);
-            // As a device does that cannot sum up.
+            // As with a device without checksum offload.
             let fd = a.shared.sockets[0].as_raw_fd();
             if host == V4 {
                 set_option(fd, libc::SOL_SOCKET, libc::SO_NO_CHECK, &1).unwrap();
@@ -755,14 +763,14 @@ mod tests {
                 set_option(b.shared.sockets[0].as_raw_fd(), libc::SOL_UDP, 102, &1).unwrap();
             }
             send(&mut a);
-            b.inbox.receive(b.shared.sockets[0].as_raw_fd(), BURST);
-            assert_eq!(b.inbox.count, 20);
+            b.rx_batch.receive(b.shared.sockets[0].as_raw_fd(), BURST);
+            assert_eq!(b.rx_batch.count, 20);
             assert_eq!(drain(&mut b), sent);
         }
     }
 
-    /// Goal: a datagram of several frames is longer than any frame, so that whoever gets it uncut
-    /// sees what it is. Method: as on an interface that carries 1,500 bytes.
+    /// Goal: a datagram of several frames is longer than any frame, so that a receiver recognizes
+    /// one that was not segmented. Method: as on an interface with an MTU of 1,500 bytes.
     #[test]
     fn frames_that_travel_together_are_longer_than_one() {
         let (mut a, mut b) = (open(V4), open(V4));
@@ -774,14 +782,14 @@ mod tests {
                 assert_eq!(a.tx(&TxFrame::whole(&frame)), Ok(Tx::Sent));
             }
             a.flush().unwrap();
-            b.inbox.receive(b.shared.sockets[0].as_raw_fd(), BURST);
-            assert_eq!(b.inbox.count, datagrams, "{count} of {len}");
+            b.rx_batch.receive(b.shared.sockets[0].as_raw_fd(), BURST);
+            assert_eq!(b.rx_batch.count, datagrams, "{count} of {len}");
             assert_eq!(drain(&mut b), vec![frame; count]);
         }
     }
 
-    /// Goal: a short frame among long ones does not part them: it arrives padded with zeros. One
-    /// among few does, since the padding would cost more.
+    /// Goal: a short frame among long ones does not split the datagram: it arrives padded with
+    /// zeros. One among few does, since the padding would cost more.
     #[test]
     fn a_short_frame_travels_with_long_ones() {
         let (mut a, mut b) = (open(V4), open(V4));
@@ -789,19 +797,19 @@ mod tests {
         for (count, short_at, datagrams) in [(30, 1, 1), (30, 29, 1), (30, 0, 2), (5, 1, 2)] {
             let mut sent = Vec::new();
             for i in 0..count {
-                // What lay there before is longer, and is not sent along.
+                // The slot's old content is longer, and is not sent.
                 let payload = vec![0xee; if i == short_at { 50 } else { 500 }];
                 sent.push(frame(to, from, ETHERTYPE, &payload));
                 assert_eq!(a.tx(&TxFrame::whole(&sent[i])), Ok(Tx::Sent));
             }
             a.flush().unwrap();
-            b.inbox.receive(b.shared.sockets[0].as_raw_fd(), BURST);
-            assert_eq!(b.inbox.count, datagrams, "{count}, {short_at}");
+            b.rx_batch.receive(b.shared.sockets[0].as_raw_fd(), BURST);
+            assert_eq!(b.rx_batch.count, datagrams, "{count}, {short_at}");
             assert!(are_padded(&drain(&mut b), &sent));
         }
     }
 
-    /// Whether what arrived is what was sent, with zeros after it.
+    /// Whether the received frames are the sent ones, padded with zeros.
     fn are_padded(got: &[Vec<u8>], sent: &[Vec<u8>]) -> bool {
         let is_padded = |(got, sent): (&Vec<u8>, &Vec<u8>)| {
             got.strip_prefix(sent.as_slice()).is_some_and(|rest| rest.iter().all(|&b| b == 0))
@@ -809,9 +817,9 @@ mod tests {
         got.len() == sent.len() && got.iter().zip(sent).all(is_padded)
     }
 
-    /// Goal: what a router has marked is told of, of each frame of a train, and of nothing else.
+    /// Goal: each frame of a marked datagram is marked, and no other.
     #[test]
-    fn a_mark_is_told_of() {
+    fn frames_of_marked_datagrams_are_marked() {
         for (host, (level, option)) in
             hosts().zip([(libc::IPPROTO_IP, libc::IP_TOS), (libc::IPPROTO_IPV6, libc::IPV6_TCLASS)])
         {
@@ -839,10 +847,10 @@ mod tests {
     proptest::proptest! {
         #![proptest_config(proptest::prelude::ProptestConfig::with_cases(48))]
 
-        /// Goal: whatever the lengths and the places, each place gets its frames whole and in
-        /// order.
+        /// Goal: for any lengths and destinations, each destination receives its frames whole and
+        /// in order.
         #[test]
-        fn trains_bring_every_frame(
+        fn gso_keeps_every_frame_whole_and_in_order(
             frames in proptest::collection::vec((0..2_usize, 0..30_usize), 1..120),
             cut in 1..40_usize,
             version in 0..2_usize,
@@ -868,7 +876,7 @@ mod tests {
                         assert!(f.copy_to(0, &mut bytes));
                         got.push(bytes);
                     };
-                    // What is sent on loopback is there when the call returns.
+                    // On `lo` frames have arrived when the call returns.
                     assert_ne!(port.rx_burst(5, &mut sink), Ok(0), "frames are missing");
                 }
                 assert!(are_padded(&got, &sent));
@@ -876,9 +884,9 @@ mod tests {
         }
     }
 
-    /// Goal: nothing but a frame to us from where it says it is from gets in.
+    /// Goal: only frames to this station whose source encodes the datagram's sender are accepted.
     #[test]
-    fn what_is_not_from_where_it_says_is_dropped() {
+    fn frames_with_a_forged_source_are_dropped() {
         let (a, mut b) = (open(V4), open(V4));
         let (from, to) = (a.caps().station.mac, b.caps().station.mac);
         let at = addr_of(to).unwrap();
@@ -913,7 +921,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_opened_says_why() {
+    fn errors_of_opening_have_advice() {
         let why = |settings: UdpSettings| Udp::open(&settings).unwrap_err();
         let here = UdpSettings::at("127.0.0.1");
         let first = Udp::open(&UdpSettings { port: Some(60_001), ..here.clone() }).unwrap();

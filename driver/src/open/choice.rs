@@ -13,7 +13,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use super::place::{HostText, device_of, split_place};
 use super::spec::bad;
 use crate::backend::inet::{Prefix, addresses, host_bits, host_text};
-use crate::backend::netdev::{Link, links, other_names};
+use crate::backend::netdev::{Link, alt_names, links};
 use crate::error::OpenError;
 
 /// Kinds of ports that are named by an interface, or by an address of one.
@@ -180,7 +180,7 @@ fn nothing_matches(spec: &str) -> String {
 
 /// The interfaces that a pattern names, by the kernel's number, each with the address that fits.
 fn matching(pattern: &Pattern<'_>) -> Vec<(Link, Option<IpAddr>)> {
-    let (here, others) = (addresses(), other_names());
+    let (here, others) = (addresses(), alt_names());
     let fit = |link: Link| {
         let mut ips = here.iter().filter(|(name, _)| *name == link.name).map(|(_, ip)| *ip);
         let ip = match pattern {
@@ -189,7 +189,7 @@ fn matching(pattern: &Pattern<'_>) -> Vec<(Link, Option<IpAddr>)> {
                     |ip: &IpAddr| Prefix::V4.host(*ip).is_some_and(|ip| is_in(ip, *net, *bits));
                 Some(ips.find(fits)?)
             }
-            Pattern::Prefix(prefix) => Some(ips.find(|ip| prefix.holds(*ip))?),
+            Pattern::Prefix(prefix) => Some(ips.find(|ip| prefix.contains(*ip))?),
             Pattern::Names(names, is_v6) => {
                 let mut also = others.iter().filter(|(index, _)| *index == link.index);
                 let by_name = glob(names, &link.name) || also.any(|(_, name)| glob(names, name));

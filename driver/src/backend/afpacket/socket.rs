@@ -1,4 +1,4 @@
-//! The raw socket: how it sends and what it hears.
+//! Setup of the raw sockets: options of sending and reception.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -7,7 +7,7 @@ use super::super::lock::NotInChildren;
 use super::super::netdev::{Link, filter, raw_socket};
 use super::super::{SEND_BUFFER, enlarge, set_option};
 
-/// Asked for as the socket's send buffer: a burst of the longest frames.
+/// Requested send buffer, bytes: a burst of the longest frames.
 const SEND_BUFFER_LEN: libc::c_int = 4 << 20;
 
 /// Sets an option of the packet layer.
@@ -18,23 +18,23 @@ fn set<T>(fd: RawFd, option: libc::c_int, value: &T) -> io::Result<()> {
 /// Frames of any EtherType: `ETH_P_ALL`.
 pub(super) const ANY: u16 = libc::ETH_P_ALL as u16;
 
-/// Sets what has to be set before the first frame: the filter, and how frames leave.
+/// Sets the options that precede the first frame: the filter, and the way frames leave.
 pub(super) fn prepare(fd: RawFd, program: Vec<libc::sock_filter>, qdisc: bool) -> io::Result<()> {
     let on: libc::c_int = 1;
-    // What the kernel sends itself, which sockets of any EtherType hear. Since Linux 4.20; the
-    // filter drops it as well.
+    // Frames that this host sends, which sockets of any EtherType receive. Since Linux 4.20; the
+    // filter drops them as well.
     let _ = set(fd, libc::PACKET_IGNORE_OUTGOING, &on);
     if !qdisc {
-        // Straight to the driver: the fabric has windows of its own.
+        // Directly to the driver: the fabric has its own flow control.
         set(fd, libc::PACKET_QDISC_BYPASS, &on)?;
     }
-    // Without CAP_NET_ADMIN it is cut to the system's limit, which is enough to work.
+    // Without CAP_NET_ADMIN limited by the system, which is enough to work.
     enlarge(fd, SEND_BUFFER, SEND_BUFFER_LEN)?;
     filter::attach(fd, program)
 }
 
-/// A socket that sends alone, by interface `link`, and takes a `virtio_net_hdr` before each frame.
-/// `None` if the kernel does not know that.
+/// A send-only socket on interface `link`, with a `virtio_net_hdr` before each frame for GSO.
+/// `None` if the kernel does not support that.
 ///
 /// # Errors
 /// There is no socket, or the interface has gone.
@@ -48,7 +48,7 @@ pub(super) fn sender(link: &Link, qdisc: bool) -> io::Result<Option<NotInChildre
         set(fd, libc::PACKET_QDISC_BYPASS, &on)?;
     }
     enlarge(fd, SEND_BUFFER, SEND_BUFFER_LEN)?;
-    // Of no EtherType: nothing arrives.
+    // EtherType 0: no frame arrives.
     filter::bind(fd, link, 0)?;
     Ok(Some(socket))
 }

@@ -4,10 +4,10 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use super::super::inet::{PORTS_TRIED, PREFIX_LEN, Prefix, host_bits};
+use super::super::inet::{DEFAULT_PORTS, PREFIX_LEN, Prefix, host_bits};
 use super::super::lock::NotInChildren;
-use super::super::netdev::hold;
-use super::super::udp::{MEND_UNUSED, keep_port};
+use super::super::netdev::reserve_name;
+use super::super::udp::{ADVICE_UNUSED, reserve_port};
 use super::neighbours::Host;
 use crate::error::OpenError;
 
@@ -23,7 +23,7 @@ pub struct IpSettings {
     /// The router of the segment. Default: none; only the segment is reachable.
     pub gateway: Option<IpAddr>,
     /// The UDP port, one of [`PORTS`](super::super::udp::PORTS). Default: the first free one of
-    /// [`PORTS_TRIED`].
+    /// [`DEFAULT_PORTS`].
     pub port: Option<u16>,
     /// TTL or hop limit of datagrams. Default 64.
     pub ttl: u8,
@@ -277,7 +277,7 @@ impl AddressClaim {
             let errno = e.raw_os_error().unwrap_or(libc::EIO);
             settings.refuse(errno, format!("cannot claim a UDP port: {e}"), "see: ss -uanp")
         };
-        let ports = settings.port.map_or(PORTS_TRIED, |port| port..=port);
+        let ports = settings.port.map_or(DEFAULT_PORTS, |port| port..=port);
         for port in ports.clone() {
             match acquire(SocketAddr::new(settings.address, port), beside_kernel) {
                 Ok(place) => return Ok(place),
@@ -285,7 +285,7 @@ impl AddressClaim {
                 Err(e) if e.raw_os_error() == Some(libc::EADDRNOTAVAIL) => {
                     let ip = settings.address;
                     let why = format!("the kernel does not use {ip} yet, or not any more");
-                    return Err(settings.refuse(libc::EADDRNOTAVAIL, why, MEND_UNUSED));
+                    return Err(settings.refuse(libc::EADDRNOTAVAIL, why, ADVICE_UNUSED));
                 }
                 Err(e) => return Err(os(&e)),
             }
@@ -315,8 +315,8 @@ fn is_unicast_prefix(prefix: [u8; 12]) -> bool {
 }
 
 fn acquire(addr: SocketAddr, beside_kernel: bool) -> io::Result<AddressClaim> {
-    let name = hold(&format!("barewire-ip-{addr}"))?;
-    let socket = if beside_kernel { keep_port(addr)? } else { None };
+    let name = reserve_name(&format!("barewire-ip-{addr}"))?;
+    let socket = if beside_kernel { reserve_port(addr)? } else { None };
     Ok(AddressClaim { addr, _name: Some(name), socket })
 }
 

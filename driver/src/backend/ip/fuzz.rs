@@ -193,7 +193,7 @@ impl Segment {
         inside[12..14].copy_from_slice(&ETHERTYPE.to_be_bytes());
         let mut head = vec![0; self.port.headers_len];
         let of_peer =
-            super::Headers::new(MacAddr([2, 9, 9, 9, 9, 9]), self.prefix.place(from), 64, 2);
+            super::Headers::new(MacAddr([2, 9, 9, 9, 9, 9]), self.prefix.socket_addr(from), 64, 2);
         of_peer.write(&mut head, self.mac, SocketAddrV4::new(HOST.into(), UDP_PORT), inside.len());
         of_peer.write_sum(&mut head, &inside);
         let before = self.lent.len();

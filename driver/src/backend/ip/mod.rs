@@ -413,7 +413,7 @@ impl Ip {
         self.counters.tx_no_route += 1;
         if let (Some(to), false) = (to, self.no_route_logged) {
             self.no_route_logged = true;
-            let (port, to) = (&self.caps.name, self.net.prefix.place(to));
+            let (port, to) = (&self.caps.name, self.net.prefix.socket_addr(to));
             if to.ip() == self.own.1 {
                 tracing::warn!(
                     %port,

@@ -1,27 +1,28 @@
-//! What the kernel does to frames that leave an interface, and does not to those that bypass it.
+//! Egress processing of an interface: queueing disciplines and filters, which frames of a port that
+//! bypasses the stack do not pass.
 //!
 //! Source: Linux, Documentation/netlink/specs/tc.yaml.
 
-use super::link::{attributes, dump, take_messages, text};
+use super::link::{attributes, dump, parse_messages, text};
 
-/// What is done to frames that leave an interface.
+/// Processing of frames that leave an interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Egress {
-    /// Its queueing disciplines, such as `htb`, but for those that only queue, which an interface
-    /// has by itself.
+    /// Queueing disciplines such as `htb`, without those that only queue, which interfaces have by
+    /// default.
     pub disciplines: Vec<String>,
-    /// There are filters (`tc filter show dev eth0 egress`). Those of nft are not looked for.
+    /// There are tc filters (`tc filter show dev eth0 egress`). Filters of nft are not detected.
     pub is_filtered: bool,
 }
 
 impl Egress {
-    /// Whether anything is done to them.
+    /// Whether frames leave without shaping or filters.
     pub fn is_plain(&self) -> bool {
         self.disciplines.is_empty() && !self.is_filtered
     }
 }
 
-/// Disciplines that neither shape nor drop what there is room for, or none.
+/// Disciplines that neither shape frames nor drop them while there is room.
 const PLAIN: &[&str] = &[
     "noqueue",
     "noop",
@@ -41,25 +42,25 @@ const PLAIN: &[&str] = &[
     "ingress",
     CLSACT,
 ];
-/// What filters of frames that leave need. Asked for those, `ingress` tells of those that arrive.
+/// The discipline that egress filters need. A query of egress filters at `ingress` returns ingress
+/// ones.
 const CLSACT: &str = "clsact";
 
 const TCA_KIND: u16 = 1;
-/// Where filters of frames that leave are, beside any discipline: `TC_H_CLSACT` and
-/// `TC_H_MIN_EGRESS`.
+/// Parent of egress filters: `TC_H_CLSACT` and `TC_H_MIN_EGRESS`.
 const AT_EGRESS: u32 = 0xffff_fff3;
 /// `struct tcmsg`: family, interface, handle, parent, info.
 const TCMSG_LEN: usize = 20;
 
-/// What is done to frames that leave each of the interfaces with these numbers. Nothing where the
-/// kernel does not say.
+/// Egress processing of each of the interfaces with these indices. Empty if the kernel does not
+/// reply.
 pub fn egress(indices: &[u32]) -> Vec<Egress> {
     let mut all = Vec::new();
-    dump(libc::RTM_GETQDISC, &[0; TCMSG_LEN], |bytes| take_disciplines(bytes, &mut all));
+    dump(libc::RTM_GETQDISC, &[0; TCMSG_LEN], |bytes| parse_disciplines(bytes, &mut all));
     indices.iter().map(|&index| of_interface(index, &all, has_filters)).collect()
 }
 
-/// What `all` disciplines, each with the number of its interface, and the filters do at one.
+/// Egress processing of the interface `index`, from `all` disciplines with their interfaces.
 fn of_interface(index: u32, all: &[(u32, String)], has_filters: fn(u32) -> bool) -> Egress {
     let kinds = || all.iter().filter(|(of, _)| *of == index).map(|(_, kind)| kind);
     let mut disciplines: Vec<String> = Vec::new();
@@ -72,21 +73,21 @@ fn of_interface(index: u32, all: &[(u32, String)], has_filters: fn(u32) -> bool)
     Egress { disciplines, is_filtered }
 }
 
-/// Whether an interface with `clsact` has filters of frames that leave.
+/// Whether an interface with `clsact` has egress filters.
 fn has_filters(index: u32) -> bool {
     let mut found = false;
     let mut header = [0; TCMSG_LEN];
     header[4..8].copy_from_slice(&index.to_ne_bytes());
     header[12..16].copy_from_slice(&AT_EGRESS.to_ne_bytes());
     dump(libc::RTM_GETTFILTER, &header, |bytes| {
-        take_messages(bytes, libc::RTM_NEWTFILTER, |_| found = true)
+        parse_messages(bytes, libc::RTM_NEWTFILTER, |_| found = true)
     });
     found
 }
 
-/// Takes disciplines out of messages of the kernel. False: these were the last.
-fn take_disciplines(bytes: &[u8], all: &mut Vec<(u32, String)>) -> bool {
-    take_messages(bytes, libc::RTM_NEWQDISC, |message| {
+/// Parses disciplines from netlink messages. False: these were the last.
+fn parse_disciplines(bytes: &[u8], all: &mut Vec<(u32, String)>) -> bool {
+    parse_messages(bytes, libc::RTM_NEWQDISC, |message| {
         let Some(header) = message.first_chunk::<TCMSG_LEN>() else { return };
         let index = u32::from_ne_bytes([header[4], header[5], header[6], header[7]]);
         let kinds = attributes(&message[TCMSG_LEN..]).filter(|(kind, _)| *kind == TCA_KIND);
@@ -128,7 +129,7 @@ mod tests {
         ];
         let bytes = of.map(|(index, kind)| message(index, kind)).concat();
         let mut all = Vec::new();
-        assert!(take_disciplines(&bytes, &mut all));
+        assert!(parse_disciplines(&bytes, &mut all));
         let found = of_interface(7, &all, |_| true);
         assert_eq!(found.disciplines, ["htb", "netem"]);
         assert!(!found.is_plain() && Egress::default().is_plain());
@@ -137,10 +138,10 @@ mod tests {
         assert!(of_interface(8, &all, |_| true).is_filtered);
         assert!(!of_interface(8, &all, |_| false).is_filtered);
         for len in 0..bytes.len() {
-            take_disciplines(&bytes[..len], &mut Vec::new());
+            parse_disciplines(&bytes[..len], &mut Vec::new());
             let mut flipped = bytes.clone();
             flipped[len] ^= 0xff;
-            take_disciplines(&flipped, &mut Vec::new());
+            parse_disciplines(&flipped, &mut Vec::new());
         }
         // The loopback interface has what this machine gave it, and one that is not there nothing.
         assert_eq!(egress(&[1, u32::MAX >> 1])[1], Egress::default());

@@ -1,4 +1,4 @@
-//! What an interface's driver can do with XDP, as the kernel says (6.3 and newer).
+//! XDP features of an interface's driver, as the kernel reports them (6.3 and newer).
 //!
 //! Source: Linux, Documentation/netlink/specs/netdev.yaml, Documentation/userspace-api/netlink.
 
@@ -9,16 +9,16 @@ use nix::sys::socket::{MsgFlags, recv, send};
 
 use super::link::{attributes, netlink, request};
 
-/// What a driver can do with XDP.
+/// XDP features of a driver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct XdpFeatures {
-    /// It runs a program, and gives frames to a socket by it.
+    /// It runs programs, which can redirect frames to sockets.
     pub native: bool,
     /// The device reads and writes the socket's memory itself.
     pub zero_copy: bool,
 }
 
-// Messages of netlink's family of families, and of the family "netdev".
+// Messages of generic netlink's controller, and of the family "netdev".
 const ID_CTRL: u16 = 0x10;
 const CTRL_GETFAMILY: u8 = 3;
 const CTRL_FAMILY_ID: u16 = 1;
@@ -34,7 +34,7 @@ const XSK_ZEROCOPY: u64 = 8;
 /// Headers of netlink and of its generic messages.
 const HEAD_LEN: usize = 16 + 4;
 
-/// What the driver of interface `index` can do; `None` if the kernel does not say.
+/// Features of the driver of interface `index`; `None` if the kernel does not report them.
 pub(in super::super) fn xdp_features(index: u32) -> Option<XdpFeatures> {
     let socket = netlink(libc::NETLINK_GENERIC, 0).ok()?;
     let family = ask(&socket, ID_CTRL, CTRL_GETFAMILY, CTRL_FAMILY_NAME, b"netdev\0").ok()?;
@@ -45,7 +45,7 @@ pub(in super::super) fn xdp_features(index: u32) -> Option<XdpFeatures> {
     Some(XdpFeatures { native, zero_copy: native && bits & XSK_ZEROCOPY != 0 })
 }
 
-/// Sends a request with one attribute and returns the attributes of the answer.
+/// Sends a request with one attribute and returns the attributes of the reply.
 fn ask(socket: &OwnedFd, family: u16, command: u8, kind: u16, value: &[u8]) -> io::Result<Vec<u8>> {
     // `genlmsghdr`, and an attribute.
     let mut body = vec![command, 1, 0, 0];

@@ -1,4 +1,4 @@
-//! What raw sockets hear: filters that the kernel runs on each frame.
+//! Filters of raw sockets: classic BPF programs that the kernel runs on each frame.
 
 use std::io;
 use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6};
@@ -9,7 +9,7 @@ use nix::sys::socket::{MsgFlags, recv};
 use super::super::set_option;
 use super::super::vlan::VLAN_ID;
 use super::link::Link;
-use super::station::{join_for, raw_socket};
+use super::station::{join_groups, raw_socket};
 use crate::backend::lock::NotInChildren;
 use crate::frame::{DST_NUMBER_AT, RxFrame};
 use crate::port::{MacAddr, RxSink, Station};
@@ -32,12 +32,12 @@ fn op(code: u16, k: u32, jt: u8, jf: u8) -> libc::sock_filter {
     libc::sock_filter { code, jt, jf, k }
 }
 
-/// Goes on with what has the tag of `vlan`, which the kernel has taken off by then. Without `vlan`
-/// with what has none, or one with a priority alone, which is no VLAN (IEEE 802.1Q, 6.9).
+/// Continues for frames with the tag of `vlan`, which the kernel has stripped by then; drops
+/// others. Without `vlan`: for untagged frames and priority-tagged ones (VLAN 0; IEEE 802.1Q, 6.9).
 ///
-/// Sockets of one EtherType hear a frame of a VLAN that the kernel has no interface for without
-/// word of its tag, as one to another host; those of any EtherType hear it before.
-fn of_vlan(vlan: Option<u16>) -> Vec<libc::sock_filter> {
+/// If the kernel has no interface for a frame's VLAN, sockets of one EtherType receive the frame
+/// without its tag, as one to another host; sockets of any EtherType receive it before.
+fn vlan_check(vlan: Option<u16>) -> Vec<libc::sock_filter> {
     let without = if vlan.is_none() { 4 } else { 3 };
     vec![
         op(LD_W, VLAN_TAG_PRESENT, 0, 0),
@@ -49,20 +49,20 @@ fn of_vlan(vlan: Option<u16>) -> Vec<libc::sock_filter> {
     ]
 }
 
-/// Lets through what is ours: our EtherType, the tag of `vlan` or none, to `station` or to a group;
+/// Accepts frames of `ethertype` with the tag of `vlan` or none, to `station` or to a group;
 /// without `station` to any. The number [`Station::EVERY`] is any number. `has_nics_mac`: the
-/// kernel holds frames to the station for its own.
+/// station has the NIC's MAC, so that the kernel classifies its frames as for this host.
 ///
-/// The kernel's tap hears frames to other stations too, where the interface is promiscuous for
-/// somebody or sits behind a hub.
-pub(in super::super) fn of_station(
+/// Raw sockets receive frames to other stations too if the interface is promiscuous or behind a
+/// hub.
+pub(in super::super) fn frames(
     ethertype: u16,
     station: Option<Station>,
     (vlan, has_nics_mac): (Option<u16>, bool),
 ) -> Vec<libc::sock_filter> {
     let take = op(RET, u32::MAX, 0, 0);
     let Station { mac: MacAddr([a, b, c, d, e, f]), number } = station.unwrap_or_default();
-    let mut program = of_vlan(vlan);
+    let mut program = vlan_check(vlan);
     if has_nics_mac && vlan.is_none() {
         let others = op(JEQ, libc::PACKET_OTHERHOST.into(), 0, 1);
         program.extend([op(LD_W, PACKET_TYPE, 0, 0), others, op(RET, 0, 0, 0)]);
@@ -84,27 +84,26 @@ pub(in super::super) fn of_station(
     program
 }
 
-/// Lets through datagrams to `place`, whole ones without options, what concerns its neighbours
-/// (questions for its address and answers), and what is asked of a host: echo requests, and of IPv6
-/// which groups it hears; with the tag of `vlan` or none, and not what this host
-/// sends itself.
-pub(in super::super) fn of_place(place: SocketAddr, vlan: Option<u16>) -> Vec<libc::sock_filter> {
+/// Accepts UDP datagrams to `place`, without options or fragments; ARP or neighbour discovery of
+/// its address; echo requests; and over IPv6 MLD queries. All with the tag of `vlan` or none, and
+/// not sent by this host.
+pub(in super::super) fn datagrams(place: SocketAddr, vlan: Option<u16>) -> Vec<libc::sock_filter> {
     match place {
-        SocketAddr::V4(place) => of_place4(place, vlan),
-        SocketAddr::V6(place) => of_place6(place, vlan, true),
+        SocketAddr::V4(place) => datagrams4(place, vlan),
+        SocketAddr::V6(place) => datagrams6(place, vlan, true),
     }
 }
 
-/// Of IPv6. `datagrams`: datagrams and echo requests too, else only what concerns neighbours and
-/// groups.
-fn of_place6(place: SocketAddrV6, vlan: Option<u16>, datagrams: bool) -> Vec<libc::sock_filter> {
+/// The IPv6 part. `datagrams`: datagrams and echo requests too, else only neighbour discovery and
+/// MLD.
+fn datagrams6(place: SocketAddrV6, vlan: Option<u16>, datagrams: bool) -> Vec<libc::sock_filter> {
     /// Neighbour solicitations and advertisements of ICMPv6.
     const SOLICITATION: u32 = 135;
     const ADVERTISEMENT: u32 = 136;
     /// Echo requests, and queries of MLD.
     const ECHO: u32 = 128;
     const QUERY: u32 = 130;
-    // Our address there: goes on if it is, else drops, which is `drop` instructions behind.
+    // Continues if the own address is at `at`, else jumps to the drop `drop` instructions ahead.
     let words: [[u8; 4]; 4] =
         std::array::from_fn(|i| std::array::from_fn(|j| place.ip().octets()[4 * i + j]));
     let ours = |at: u32, drop: u8| {
@@ -114,8 +113,8 @@ fn of_place6(place: SocketAddrV6, vlan: Option<u16>, datagrams: bool) -> Vec<lib
         };
         words.into_iter().enumerate().flat_map(check)
     };
-    let mut program = of_vlan(vlan);
-    // No byte is these.
+    let mut program = vlan_check(vlan);
+    // A value that no byte has.
     let never = u32::MAX;
     let (udp, echo) = if datagrams { (libc::IPPROTO_UDP as u32, ECHO) } else { (never, never) };
     program.extend([
@@ -137,7 +136,7 @@ fn of_place6(place: SocketAddrV6, vlan: Option<u16>, datagrams: bool) -> Vec<lib
         op(JEQ, ADVERTISEMENT, 23, 0),
         op(JEQ, echo, 5, 0),
         op(JEQ, SOLICITATION, 13, 22),
-        // Behind a header of 8 bytes: somebody asks for members of groups.
+        // Behind hop-by-hop options of 8 bytes: an MLD query.
         op(LD_H, 54, 0, 0),
         op(JEQ, (libc::IPPROTO_ICMPV6 as u32) << 8, 0, 20),
         op(LD_B, 62, 0, 0),
@@ -153,12 +152,12 @@ fn of_place6(place: SocketAddrV6, vlan: Option<u16>, datagrams: bool) -> Vec<lib
     program
 }
 
-/// Of IPv4, and ARP.
-fn of_place4(place: SocketAddrV4, vlan: Option<u16>) -> Vec<libc::sock_filter> {
+/// The IPv4 part, with ARP.
+fn datagrams4(place: SocketAddrV4, vlan: Option<u16>) -> Vec<libc::sock_filter> {
     /// Echo requests of ICMP.
     const ECHO: u32 = 8;
     let ip = u32::from(*place.ip());
-    let mut program = of_vlan(vlan);
+    let mut program = vlan_check(vlan);
     program.extend([
         op(LD_W, PACKET_TYPE, 0, 0),
         op(JEQ, libc::PACKET_OUTGOING.into(), 22, 0),
@@ -179,7 +178,7 @@ fn of_place4(place: SocketAddrV4, vlan: Option<u16>) -> Vec<libc::sock_filter> {
         op(JEQ, ECHO, 9, 8),
         op(LD_H, 36, 0, 0),
         op(JEQ, place.port().into(), 7, 6),
-        // ARP: its sender's address, and its target's. One who has ours may answer to nobody's.
+        // ARP: sender and target address. A host with our address may reply to a probe's sender.
         op(LD_W, 28, 0, 0),
         op(JEQ, ip, 5, 0),
         op(TAX, 0, 0, 0),
@@ -192,13 +191,13 @@ fn of_place4(place: SocketAddrV4, vlan: Option<u16>) -> Vec<libc::sock_filter> {
     program
 }
 
-/// Makes the socket `fd` hear only what `program` lets through.
+/// Attaches `program` to the socket `fd`, which receives only what it accepts.
 pub(in super::super) fn attach(fd: RawFd, mut program: Vec<libc::sock_filter>) -> io::Result<()> {
     let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
     set_option(fd, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
 }
 
-/// From now on frames of `ethertype` on `link` arrive.
+/// Binds the socket: it receives frames of `ethertype` on `link` from now on.
 pub(in super::super) fn bind(fd: RawFd, link: &Link, ethertype: u16) -> io::Result<()> {
     // SAFETY: zeros are a `sockaddr_ll`.
     let mut addr: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
@@ -208,8 +207,7 @@ pub(in super::super) fn bind(fd: RawFd, link: &Link, ethertype: u16) -> io::Resu
     super::super::bind(fd, &addr)
 }
 
-/// Hears the packets of ARP or neighbour discovery that concern a place, beside the kernel, which
-/// hears them too.
+/// A raw socket for ARP or neighbour discovery of an address, which the kernel receives too.
 pub(in super::super) struct ArpSocket(NotInChildren);
 
 impl ArpSocket {
@@ -223,12 +221,12 @@ impl ArpSocket {
     ) -> io::Result<Self> {
         let socket = raw_socket()?;
         let (program, of_it) = match place {
-            SocketAddr::V4(place) => (of_place4(place, vlan), libc::ETH_P_ARP),
-            SocketAddr::V6(place) => (of_place6(place, vlan, false), libc::ETH_P_IPV6),
+            SocketAddr::V4(place) => (datagrams4(place, vlan), libc::ETH_P_ARP),
+            SocketAddr::V6(place) => (datagrams6(place, vlan, false), libc::ETH_P_IPV6),
         };
         attach(socket.as_raw_fd(), program)?;
-        join_for(socket.as_raw_fd(), link, Some(place))?;
-        // See `of_vlan`.
+        join_groups(socket.as_raw_fd(), link, Some(place))?;
+        // See `vlan_check` for the EtherType.
         let ethertype = if vlan.is_some() { libc::ETH_P_ALL } else { of_it };
         bind(socket.as_raw_fd(), link, ethertype as u16)?;
         Ok(Self(socket))
@@ -238,7 +236,7 @@ impl ArpSocket {
         self.0.as_raw_fd()
     }
 
-    /// Lends what has come, and says how many frames that were. A system call, and one for each.
+    /// Lends received frames, and returns their number. One system call more than frames.
     pub(in super::super) fn lend(&self, max: usize, sink: &mut dyn RxSink) -> usize {
         let mut bytes = [0; 128];
         let mut count = 0;

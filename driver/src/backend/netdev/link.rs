@@ -1,7 +1,6 @@
-//! A network interface as the kernel describes it now, and a way to hear when that changes.
+//! Queries of network interfaces, and notifications of their changes.
 //!
-//! Asked by ioctl and not in /sys: that one shows the network namespace it was mounted in, which
-//! need not be ours.
+//! By ioctl and netlink, not in /sys, which shows the network namespace in which it was mounted.
 
 use std::ffi::CStr;
 use std::io;
@@ -17,18 +16,18 @@ use nix::sys::socket::{MsgFlags, SockaddrStorage, recv, send};
 use super::super::{bind, socket};
 use crate::port::MacAddr;
 
-/// What an interface is and how it is doing.
+/// An interface and its state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Link {
-    /// The kernel's number of it, which stays when it is renamed.
+    /// Its index, which survives a new name.
     pub index: u32,
     /// Its name now.
     pub name: String,
-    /// Its address; zero on `lo`.
+    /// Its MAC; zero on `lo`.
     pub mac: MacAddr,
-    /// Bytes after the Ethernet header that it carries.
+    /// Its MTU, bytes after the Ethernet header.
     pub mtu: usize,
-    /// Somebody switched it on.
+    /// Administratively up (IFF_UP).
     pub is_up: bool,
     /// It has a carrier: the other end of the cable is there.
     pub has_carrier: bool,
@@ -36,25 +35,25 @@ pub struct Link {
     pub is_ethernet: bool,
     /// It is `lo`.
     pub is_loopback: bool,
-    /// Bit/s; 0 if the driver does not say.
+    /// Bit/s; 0 if the driver does not report it.
     pub bps: u64,
 }
 
-/// What the driver of an interface says of itself and its card.
+/// Driver information of an interface (`ethtool -i`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DriverInfo {
     /// Its name.
     pub driver: Option<String>,
     /// The version of the card's firmware.
     pub firmware: Option<String>,
-    /// Where the card is on its bus: a PCI address as `0000:05:00.0`, or something else.
+    /// Bus address of the card, such as the PCI address `0000:05:00.0`.
     pub bus: Option<String>,
 }
 
-/// A socket to ask with.
-pub(in super::super) struct Asker(OwnedFd);
+/// A socket for ioctl queries of interfaces.
+pub(in super::super) struct LinkQuery(OwnedFd);
 
-/// `struct ifreq`, whose second half means what the request says.
+/// `struct ifreq`; the meaning of its second half depends on the request.
 #[repr(C)]
 struct Request {
     name: [u8; libc::IFNAMSIZ],
@@ -64,12 +63,12 @@ struct Request {
 // The kernel copies a whole `struct ifreq` in and out.
 const _: () = assert!(size_of::<Request>() == size_of::<libc::ifreq>());
 
-impl Asker {
+impl LinkQuery {
     pub(in super::super) fn new() -> io::Result<Self> {
         Ok(Self(socket(libc::AF_INET, libc::SOCK_DGRAM, 0)?))
     }
 
-    fn ask(&self, what: libc::c_ulong, request: &mut Request) -> io::Result<()> {
+    fn ioctl(&self, what: libc::c_ulong, request: &mut Request) -> io::Result<()> {
         // SAFETY: each `what` used here takes a `struct ifreq`, whose size was asserted; those that
         // point to more memory (`ethtool`) make sure of it.
         let done =
@@ -77,23 +76,23 @@ impl Asker {
         if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    fn about(&self, name: &str, what: libc::c_ulong) -> io::Result<[u8; 24]> {
+    fn query(&self, name: &str, what: libc::c_ulong) -> io::Result<[u8; 24]> {
         let mut request = Request { name: [0; libc::IFNAMSIZ], value: [0; 24] };
         if name.len() >= libc::IFNAMSIZ {
             return Err(io::Error::from_raw_os_error(libc::ENODEV));
         }
         request.name[..name.len()].copy_from_slice(name.as_bytes());
-        self.ask(what, &mut request)?;
+        self.ioctl(what, &mut request)?;
         Ok(request.value)
     }
 
-    fn number(&self, name: &str, what: libc::c_ulong) -> io::Result<u32> {
-        let value = self.about(name, what)?;
+    fn query_u32(&self, name: &str, what: libc::c_ulong) -> io::Result<u32> {
+        let value = self.query(name, what)?;
         Ok(u32::from_ne_bytes([value[0], value[1], value[2], value[3]]))
     }
 
     fn mtu(&self, name: &str) -> io::Result<usize> {
-        Ok(self.number(name, libc::SIOCGIFMTU)? as usize)
+        Ok(self.query_u32(name, libc::SIOCGIFMTU)? as usize)
     }
 
     /// The interface of that name.
@@ -101,13 +100,13 @@ impl Asker {
     /// # Errors
     /// `ENODEV`: there is none.
     pub(in super::super) fn link(&self, name: &str) -> io::Result<Link> {
-        let flags = self.about(name, libc::SIOCGIFFLAGS)?;
+        let flags = self.query(name, libc::SIOCGIFFLAGS)?;
         let flags = i32::from(i16::from_ne_bytes([flags[0], flags[1]]));
-        let hw = self.about(name, libc::SIOCGIFHWADDR)?;
+        let hw = self.query(name, libc::SIOCGIFHWADDR)?;
         let kind = u16::from_ne_bytes([hw[0], hw[1]]);
         let mac = MacAddr([hw[2], hw[3], hw[4], hw[5], hw[6], hw[7]]);
         Ok(Link {
-            index: self.number(name, libc::SIOCGIFINDEX)?,
+            index: self.query_u32(name, libc::SIOCGIFINDEX)?,
             name: name.to_owned(),
             mac,
             mtu: self.mtu(name)?,
@@ -127,12 +126,12 @@ impl Asker {
         loop {
             let mut request = Request { name: [0; libc::IFNAMSIZ], value: [0; 24] };
             request.value[..4].copy_from_slice(&index.to_ne_bytes());
-            self.ask(libc::SIOCGIFNAME, &mut request)?;
+            self.ioctl(libc::SIOCGIFNAME, &mut request)?;
             let name = CStr::from_bytes_until_nul(&request.name);
             let name = name.map_or_else(|_| String::new(), |n| n.to_string_lossy().into_owned());
             match self.link(&name) {
                 Ok(link) if link.index == index => return Ok(link),
-                // It got another name meanwhile, or none.
+                // The interface was renamed or removed meanwhile.
                 Ok(_) => {}
                 Err(e) if e.raw_os_error() == Some(libc::ENODEV) => {}
                 Err(e) => return Err(e),
@@ -140,7 +139,7 @@ impl Asker {
         }
     }
 
-    /// Link speed, bit/s; 0 if the driver does not say.
+    /// Link speed, bit/s; 0 if the driver does not report it.
     fn speed(&self, name: &str) -> u64 {
         // `struct ethtool_cmd`: command first, speed in two halves at 12 and 28.
         const GSET: u32 = 1;
@@ -157,25 +156,25 @@ impl Asker {
         }
     }
 
-    /// Queues that the interface receives by; those that it was made with, of which it may use
-    /// fewer, if its driver does not say.
+    /// Receive queues of the interface. If the driver does not report them, those that the
+    /// interface was created with, of which it may use fewer.
     pub(in super::super) fn rx_queues(&self, name: &str) -> u32 {
         // `struct ethtool_channels`: after the command four limits, then those that are for
         // receiving only, sending only, others, and both.
         const GCHANNELS: u32 = 0x3c;
         let count = match self.ethtool::<9>(name, GCHANNELS) {
             Ok(channels) => channels[5].saturating_add(channels[8]),
-            Err(_) => made_with(name),
+            Err(_) => configured_rx_queues(name),
         };
         count.max(1)
     }
 
-    /// The name of an interface's driver, if it says.
+    /// The name of an interface's driver, if reported.
     pub(in super::super) fn driver(&self, name: &str) -> Option<String> {
         self.driver_info(name).driver
     }
 
-    /// What an interface's driver says of itself and its card.
+    /// Driver information of an interface; empty without support.
     pub(in super::super) fn driver_info(&self, name: &str) -> DriverInfo {
         // `struct ethtool_drvinfo`: after the command four texts of 32 bytes: driver, its version,
         // firmware, place on the bus.
@@ -185,14 +184,13 @@ impl Asker {
             let words = &info[1 + at * 8..9 + at * 8];
             let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
             let text = CStr::from_bytes_until_nul(&bytes).ok()?.to_string_lossy().into_owned();
-            // What some drivers write where they know nothing.
+            // Some drivers write these for unknown values.
             Some(text).filter(|text| !["", "N/A"].contains(&text.as_str()))
         };
         DriverInfo { driver: text(0), firmware: text(2), bus: text(3) }
     }
 
-    /// What a command of ethtool answers, which is a structure of `WORDS` words that begins with
-    /// the command.
+    /// Runs a command of ethtool, whose structure has `WORDS` words and begins with the command.
     fn ethtool<const WORDS: usize>(&self, name: &str, what: u32) -> io::Result<[u32; WORDS]> {
         let mut command = [0_u32; WORDS];
         command[0] = what;
@@ -202,33 +200,33 @@ impl Asker {
         let at = command.as_mut_ptr() as usize;
         request.value[..size_of::<usize>()].copy_from_slice(&at.to_ne_bytes());
         // The callers' commands write as many words, and they outlive the call.
-        self.ask(libc::SIOCETHTOOL, &mut request)?;
+        self.ioctl(libc::SIOCETHTOOL, &mut request)?;
         Ok(command)
     }
 }
 
 /// The interfaces of this network namespace, by number.
 pub fn links() -> Vec<Link> {
-    let Ok(asker) = Asker::new() else { return Vec::new() };
-    names().iter().filter_map(|name| asker.link(name).ok()).collect()
+    let Ok(query) = LinkQuery::new() else { return Vec::new() };
+    names().iter().filter_map(|name| query.link(name).ok()).collect()
 }
 
-/// The interface of this network namespace that has this name, be it besides its own, and what its
-/// driver says. Costs some ten system calls.
+/// The interface of this network namespace with this name or alternative name, and its driver
+/// information. Costs some ten system calls.
 pub fn link_and_driver(name: &str) -> Option<(Link, DriverInfo)> {
-    let asker = Asker::new().ok()?;
-    let link = asker.link(name).ok().or_else(|| link_also_named(name))?;
-    let info = asker.driver_info(&link.name);
+    let query = LinkQuery::new().ok()?;
+    let link = query.link(name).ok().or_else(|| link_by_alt_name(name))?;
+    let info = query.driver_info(&link.name);
     Some((link, info))
 }
 
 /// The MTU of an interface of this network namespace.
 #[cfg(feature = "dpdk")]
 pub(in super::super) fn interface_mtu(name: &str) -> Option<usize> {
-    Asker::new().ok()?.mtu(name).ok()
+    LinkQuery::new().ok()?.mtu(name).ok()
 }
 
-/// Their names alone.
+/// Names of the interfaces of this network namespace.
 fn names() -> Vec<String> {
     let all = if_nameindex();
     let all = all.iter().flat_map(|all| all.iter());
@@ -245,23 +243,23 @@ pub fn ip_addresses() -> Vec<(String, IpAddr)> {
     all.filter_map(|entry| Some((entry.interface_name, ip_of(entry.address?)?))).collect()
 }
 
-/// Names that interfaces of this network namespace have besides (`ip link property`), each with the
-/// number of its interface. None where the kernel knows of no such names.
-pub fn other_names() -> Vec<(u32, String)> {
+/// Alternative names of the interfaces of this network namespace (`ip link property`), each with
+/// the index of its interface. Empty if the kernel has none.
+pub fn alt_names() -> Vec<(u32, String)> {
     let mut found = Vec::new();
-    // Of zeros `ifinfomsg` asks for all interfaces.
-    dump(libc::RTM_GETLINK, &[0; 16], |bytes| take_names(bytes, &mut found));
+    // An `ifinfomsg` of zeros selects all interfaces.
+    dump(libc::RTM_GETLINK, &[0; 16], |bytes| parse_alt_names(bytes, &mut found));
     found
 }
 
-/// Queues to receive by that an interface was made with; 0 if the kernel does not say.
-fn made_with(name: &str) -> u32 {
+/// Receive queues that an interface was created with; 0 if the kernel does not report them.
+fn configured_rx_queues(name: &str) -> u32 {
     let mut count = 0;
     dump(libc::RTM_GETLINK, &[0; 16], |bytes| {
-        take_messages(bytes, libc::RTM_NEWLINK, |message| {
-            let of = |wanted| {
+        parse_messages(bytes, libc::RTM_NEWLINK, |message| {
+            let of = |request| {
                 let mut all = attributes(message.get(16..).unwrap_or(&[]));
-                all.find(|(kind, _)| *kind == wanted).map(|(_, value)| value)
+                all.find(|(kind, _)| *kind == request).map(|(_, value)| value)
             };
             if of(libc::IFLA_IFNAME).is_some_and(|value| text(value) == name) {
                 let queues = of(libc::IFLA_NUM_RX_QUEUES).and_then(<[u8]>::first_chunk::<4>);
@@ -272,8 +270,8 @@ fn made_with(name: &str) -> u32 {
     count
 }
 
-/// Asks the kernel for all of something, with the header of that kind of request, and gives its
-/// messages to `take` until that says that they were the last.
+/// Sends a netlink dump request with `header` as its body, and passes the replies to `take` until
+/// that returns false.
 pub(super) fn dump(what: u16, header: &[u8], mut take: impl FnMut(&[u8]) -> bool) {
     let Ok(fd) = netlink(libc::NETLINK_ROUTE, 0) else { return };
     let ask = request(what, libc::NLM_F_DUMP, header);
@@ -289,7 +287,7 @@ pub(super) fn dump(what: u16, header: &[u8], mut take: impl FnMut(&[u8]) -> bool
     }
 }
 
-/// A message to the kernel with what follows its header.
+/// A netlink request with `body` behind its header.
 pub(super) fn request(what: u16, flags: libc::c_int, body: &[u8]) -> Vec<u8> {
     let flags = (libc::NLM_F_REQUEST | flags) as u16;
     // `nlmsghdr`, of which sequence and port are 0.
@@ -300,16 +298,15 @@ pub(super) fn request(what: u16, flags: libc::c_int, body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The interface that has this name besides its own.
-pub fn link_also_named(name: &str) -> Option<Link> {
-    let (index, _) = other_names().into_iter().find(|(_, other)| other == name)?;
+/// The interface with this alternative name.
+pub fn link_by_alt_name(name: &str) -> Option<Link> {
+    let (index, _) = alt_names().into_iter().find(|(_, other)| other == name)?;
     links().into_iter().find(|link| link.index == index)
 }
 
-/// Takes the other names out of messages of the kernel. False: these were the last, or there are
-/// none.
-fn take_names(bytes: &[u8], found: &mut Vec<(u32, String)>) -> bool {
-    take_messages(bytes, libc::RTM_NEWLINK, |message| {
+/// Parses alternative names from netlink messages. False: these were the last, or there are none.
+fn parse_alt_names(bytes: &[u8], found: &mut Vec<(u32, String)>) -> bool {
+    parse_messages(bytes, libc::RTM_NEWLINK, |message| {
         let Some(info) = message.first_chunk::<16>() else { return };
         let index = u32::from_ne_bytes([info[4], info[5], info[6], info[7]]);
         let lists = attributes(&message[16..]).filter(|(kind, _)| *kind == libc::IFLA_PROP_LIST);
@@ -324,9 +321,9 @@ pub(super) fn text(value: &[u8]) -> String {
     String::from_utf8_lossy(value.strip_suffix(&[0]).unwrap_or(value)).into_owned()
 }
 
-/// Gives the messages of a kind that lie in `bytes` to `each`, without their headers. False: these
-/// were the last, or there are none.
-pub(super) fn take_messages(mut bytes: &[u8], kind: u16, mut each: impl FnMut(&[u8])) -> bool {
+/// Passes the messages of `kind` in `bytes` to `each`, without their headers. False: these were the
+/// last, or there are none.
+pub(super) fn parse_messages(mut bytes: &[u8], kind: u16, mut each: impl FnMut(&[u8])) -> bool {
     if bytes.is_empty() {
         return false;
     }
@@ -343,9 +340,9 @@ pub(super) fn take_messages(mut bytes: &[u8], kind: u16, mut each: impl FnMut(&[
     true
 }
 
-/// The attributes that lie in `bytes`, as far as they are whole.
+/// The attributes in `bytes`, up to the first incomplete one.
 pub(super) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
-    /// Bits of a kind that say how the value is written.
+    /// The bits of the type; the others describe the value's encoding.
     const KIND: u16 = 0x3fff;
     std::iter::from_fn(move || {
         let head = bytes.first_chunk::<4>()?;
@@ -357,16 +354,16 @@ pub(super) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])>
     })
 }
 
-/// A socket to a part of the kernel.
+/// A netlink socket of a protocol.
 pub(super) fn netlink(part: libc::c_int, flags: libc::c_int) -> io::Result<OwnedFd> {
     socket(libc::AF_NETLINK, libc::SOCK_RAW | flags, part)
 }
 
-/// Hears that some interface has changed. What exactly is asked afterwards, so nothing is parsed
-/// and nothing is lost if the kernel could not tell us everything.
-pub(in super::super) struct Watch(OwnedFd);
+/// Notifications of changes of any interface (rtnetlink). The new state is queried afterwards, so
+/// messages are not parsed, and lost ones do no harm.
+pub(in super::super) struct LinkEvents(OwnedFd);
 
-impl Watch {
+impl LinkEvents {
     pub(in super::super) fn new() -> io::Result<Self> {
         let fd = netlink(libc::NETLINK_ROUTE, libc::SOCK_NONBLOCK)?;
         // SAFETY: zeros are a `sockaddr_nl`.
@@ -377,10 +374,10 @@ impl Watch {
         Ok(Self(fd))
     }
 
-    /// Whether anything has happened since the last call.
-    pub(in super::super) fn heard(&self) -> bool {
+    /// Whether any interface has changed since the last call.
+    pub(in super::super) fn take_changes(&self) -> bool {
         let mut bytes = [0_u8; 8192];
-        // That it was too much for the socket's buffer says that something did happen.
+        // An overflow of the socket's buffer is a change too.
         let mut has_more = || match recv(self.fd(), &mut bytes, MsgFlags::empty()) {
             Ok(len) => len > 0,
             Err(errno) => errno == Errno::ENOBUFS,
@@ -401,19 +398,19 @@ mod tests {
 
     #[test]
     fn the_loopback_interface_is_found_by_name_and_number() {
-        let asker = Asker::new().unwrap();
-        let lo = asker.link("lo").unwrap();
+        let query = LinkQuery::new().unwrap();
+        let lo = query.link("lo").unwrap();
         assert!(lo.is_loopback && lo.is_ethernet && lo.mtu >= 1500, "{lo:?}");
         assert_eq!(lo.mac, MacAddr::default());
-        assert_eq!(asker.link_at(lo.index).unwrap(), lo);
+        assert_eq!(query.link_at(lo.index).unwrap(), lo);
         assert!(links().contains(&lo));
-        assert_eq!((made_with("lo"), made_with("nothing0")), (1, 0));
+        assert_eq!((configured_rx_queues("lo"), configured_rx_queues("nothing0")), (1, 0));
         for name in ["nothing0", "a-name-that-is-too-long", ""] {
-            let why = asker.link(name).unwrap_err();
+            let why = query.link(name).unwrap_err();
             assert_eq!(why.raw_os_error(), Some(libc::ENODEV), "{name}");
         }
-        assert!(asker.link_at(u32::MAX >> 1).is_err());
-        assert!(!Watch::new().unwrap().heard());
+        assert!(query.link_at(u32::MAX >> 1).is_err());
+        assert!(!LinkEvents::new().unwrap().take_changes());
     }
 
     /// Goal: other names are found, and no prefix of the kernel's words makes a panic.
@@ -439,19 +436,19 @@ mod tests {
         message[20..24].copy_from_slice(&7_u32.to_ne_bytes());
         message.extend(body);
         let mut found = Vec::new();
-        assert!(take_names(&message, &mut found));
+        assert!(parse_alt_names(&message, &mut found));
         assert_eq!(found, [(7, "enp3s0".to_owned()), (7, "rail1".to_owned())]);
         let mut done = message.clone();
         done[4..6].copy_from_slice(&(libc::NLMSG_DONE as u16).to_ne_bytes());
-        assert!(!take_names(&done, &mut Vec::new()));
+        assert!(!parse_alt_names(&done, &mut Vec::new()));
         for len in 0..message.len() {
-            take_names(&message[..len], &mut Vec::new());
+            parse_alt_names(&message[..len], &mut Vec::new());
             attributes(&message[len..]).for_each(drop);
             let mut flipped = message.clone();
             flipped[len] ^= 0xff;
-            take_names(&flipped, &mut Vec::new());
+            parse_alt_names(&flipped, &mut Vec::new());
         }
         // What this machine has, if anything.
-        other_names();
+        alt_names();
     }
 }

@@ -1,33 +1,34 @@
-//! Network interfaces that stay with the kernel's driver: what the ports on one share.
+//! Network interfaces with their kernel driver: code that the ports on them share.
 //!
-//! `link` is what the kernel says of an interface; `station` is the choice of one and the claim
-//! of an address on it; `watched` is an interface in use, and what the log is told of its changes;
-//! `waiter` sleeps on both it and the port's socket;
-//! `egress` is what the kernel does to frames that leave it; `features` is what its driver can do
-//! with XDP; `filter` is what raw sockets on it hear, and `ring` where they put it.
+//! `link` queries interfaces from the kernel; `station` selects an interface and claims an address
+//! on it; `link_state` tracks an interface in use and logs its changes; `waiter` sleeps on a port's
+//! sockets and on link changes; `egress` finds what the kernel does to frames that leave;
+//! `features` queries XDP features; `filter` has the BPF filters of raw sockets, and `ring` their
+//! receive ring.
 
 mod egress;
 mod features;
 pub(super) mod filter;
 mod link;
+mod link_state;
 pub(super) mod ring;
 mod station;
 mod waiter;
-mod watched;
 
 pub use egress::{Egress, egress};
 pub use features::XdpFeatures;
 pub use link::{
-    DriverInfo, Link, ip_addresses, link_also_named, link_and_driver, links, other_names,
+    DriverInfo, Link, alt_names, ip_addresses, link_and_driver, link_by_alt_name, links,
 };
-pub use station::{Accept, hold};
+pub use station::{Accept, reserve_name};
 
 pub(super) use features::xdp_features;
-pub(super) use link::Asker;
+pub(super) use link::LinkQuery;
 #[cfg(feature = "dpdk")]
 pub(super) use link::interface_mtu;
+pub(super) use link_state::{LinkMonitor, LinkState};
 pub(super) use station::{
-    ALL_NODES, Claim, Wanted, join_accepted, join_for, mac_of_group, raw_socket, solicited_group,
+    ALL_NODES, PortRequest, StationClaim, join_accepted, join_groups, mac_of_group, raw_socket,
+    solicited_group,
 };
 pub(super) use waiter::{SOCKETS_MAX, Shared, Waiter};
-pub(super) use watched::{Ear, Watched};

@@ -1,9 +1,9 @@
-//! The ring that the kernel puts received frames in, mapped into this process.
+//! The receive ring of a packet socket, shared with the kernel (PACKET_RX_RING).
 //!
-//! An empty poll is then one load from memory and a frame costs no system call: on a pair of
-//! virtual interfaces the round trip of a 64-byte frame is half of what it is with `recv` (1.5 us
-//! against 3.0 us). Slots are taken in order; each belongs to the kernel or to us, as its status
-//! word says.
+//! An empty poll is one load from memory and a frame costs no system call: on a pair of virtual
+//! interfaces the round trip of a 64-byte frame is half of that with `recv` (1.5 us against 3.0
+//! us). Slots are used in order; the status word of each says whether the kernel or this process
+//! owns it.
 //!
 //! Source: Linux, Documentation/networking/packet_mmap.rst, TPACKET_V2.
 
@@ -19,9 +19,9 @@ use super::super::vlan::{ETHERTYPE_VLAN, VLAN_ID};
 use super::super::{get_option, set_option};
 use crate::frame::{ETH_HDR_LEN, RxFrame};
 
-/// What the kernel puts before a frame in its slot at most: its header, the address, alignment.
+/// Bytes before a frame in its slot at most: the kernel's header, the address, alignment.
 const SLOT_HEAD: usize = 128;
-/// Bytes of the ring, unless that is too few or too many slots.
+/// Bytes of the ring, within the limits of [`SLOTS`].
 const RING_LEN: usize = 8 << 20;
 const SLOTS: std::ops::RangeInclusive<usize> = 128..=4096;
 
@@ -32,38 +32,38 @@ pub(in super::super) struct RxRing {
     block_len: usize,
     slots_per_block: usize,
     slot_count: usize,
-    /// The next slot to look at: how many follow it in its block, and where it and its block start.
+    /// The next slot: the number of slots after it in its block, and offsets of it and its block.
     left_in_block: usize,
     offset: usize,
     block: usize,
     frame_max: usize,
-    /// The VLAN whose tag the kernel has taken off frames of ours; `None`: they had none, or one
-    /// with a priority alone.
+    /// The VLAN of accepted frames, whose tag the kernel has stripped; `None`: untagged or
+    /// priority-tagged frames.
     vlan: Option<u16>,
 }
 
-/// What a slot holds.
+/// Content of a slot.
 pub(in super::super) enum Slot {
     /// The kernel has not filled it yet.
     Empty,
-    /// A frame at `start` of the ring. `lost`: others before it found no free slot.
+    /// A frame.
     Frame {
-        /// Where it starts in the ring.
+        /// Offset in the ring, bytes.
         start: usize,
-        /// Its bytes.
+        /// Its length, bytes.
         len: usize,
         /// Frames were lost meanwhile.
         lost: bool,
     },
-    /// A frame that we do not carry: cut, too long, or of another VLAN.
-    Unfit {
+    /// A frame that is truncated, too long, too short, or of another VLAN.
+    Rejected {
         /// Frames were lost meanwhile.
         lost: bool,
     },
 }
 
-/// How the ring is cut for frames of `frame_max` bytes: slot length, block length, blocks.
-fn shape(frame_max: usize, slots: Option<usize>) -> (usize, usize, usize) {
+/// Geometry of a ring for frames of `frame_max` bytes: slot length, block length, blocks.
+fn geometry(frame_max: usize, slots: Option<usize>) -> (usize, usize, usize) {
     let page = page_len();
     let slot_len = (SLOT_HEAD + frame_max).next_multiple_of(128);
     // Blocks are contiguous in the kernel, so they should be small; a slot lies in one.
@@ -79,14 +79,14 @@ fn page_len() -> usize {
 }
 
 impl RxRing {
-    /// Gives the socket a ring for frames of `frame_max` bytes.
+    /// Sets up and maps a ring for frames of `frame_max` bytes.
     pub(in super::super) fn new(
         fd: RawFd,
         frame_max: usize,
         slots: Option<usize>,
         vlan: Option<u16>,
     ) -> io::Result<Self> {
-        let (slot_len, block_len, block_count) = shape(frame_max, slots);
+        let (slot_len, block_len, block_count) = geometry(frame_max, slots);
         let slots_per_block = block_len / slot_len;
         let slot_count = block_count * slots_per_block;
         let version = libc::tpacket_versions::TPACKET_V2 as libc::c_int;
@@ -99,7 +99,7 @@ impl RxRing {
         };
         set_option(fd, libc::SOL_PACKET, libc::PACKET_RX_RING, &request)?;
         let map = MmapOptions::new().len(block_len * block_count).populate().map_raw(&Fd(fd))?;
-        // A child's mapping would keep the socket, and with it what the interface listens to.
+        // A child's mapping would keep the socket, and with it the interface's address filter.
         map.advise(Advice::DontFork)?;
         Ok(Self {
             map,
@@ -115,15 +115,15 @@ impl RxRing {
         })
     }
 
-    /// Slots there are.
+    /// Number of slots.
     pub(in super::super) fn slot_count(&self) -> usize {
         self.slot_count
     }
 
-    /// Looks at the next slot. What it holds stays there until [`advance`](Self::advance) and
-    /// [`give_back`](Self::give_back).
+    /// The content of the next slot, which is valid until [`advance`](Self::advance) and
+    /// [`release`](Self::release).
     #[inline]
-    pub(in super::super) fn look(&self) -> Slot {
+    pub(in super::super) fn peek(&self) -> Slot {
         // Acquire: what the kernel wrote before the status is seen after it.
         let status = self.status(self.offset).load(Acquire);
         if status & libc::TP_STATUS_USER == 0 {
@@ -132,23 +132,23 @@ impl RxRing {
         let head: libc::tpacket2_hdr = self.head(self.offset);
         let lost = status & libc::TP_STATUS_LOSING != 0;
         let (start, len) = (usize::from(head.tp_mac), head.tp_snaplen as usize);
-        // The kernel's word, but it becomes a pointer: checked all the same.
+        // The kernel is trusted, but these become a pointer: checked all the same.
         let fits = start >= size_of::<libc::tpacket2_hdr>() && start + len <= self.slot_len;
         let is_tagged = status & libc::TP_STATUS_VLAN_VALID != 0;
-        // A provider's tag (802.1ad) is another one, whatever its number.
+        // A provider's tag (802.1ad) is not a VLAN tag, whatever its number.
         let has_type = status & libc::TP_STATUS_VLAN_TPID_VALID != 0;
         let is_of_us = !has_type || head.tp_vlan_tpid == ETHERTYPE_VLAN;
         let vlan = is_tagged.then_some(head.tp_vlan_tci & VLAN_ID);
-        // Without a VLAN of ours a priority alone is as no tag.
+        // Without a VLAN, priority-tagged frames are accepted like untagged ones.
         let is_ours = is_of_us && (vlan == self.vlan || vlan == Some(0) && self.vlan.is_none());
         let is_whole = head.tp_len == head.tp_snaplen;
         if !fits || !is_whole || !is_ours || len < ETH_HDR_LEN || len > self.frame_max {
-            return Slot::Unfit { lost };
+            return Slot::Rejected { lost };
         }
         Slot::Frame { start: self.offset + start, len, lost }
     }
 
-    /// Goes on to the next slot and says where the one before was.
+    /// Advances to the next slot and returns the offset of the one before.
     #[inline]
     pub(in super::super) fn advance(&mut self) -> usize {
         let was = self.offset;
@@ -164,19 +164,19 @@ impl RxRing {
         was
     }
 
-    /// Lets the kernel write the slot at `offset` again.
+    /// Returns the slot at `offset` to the kernel.
     #[inline]
-    pub(in super::super) fn give_back(&self, offset: usize) {
-        // Release: we have read what we wanted before.
+    pub(in super::super) fn release(&self, offset: usize) {
+        // Release: the frame was read before.
         self.status(offset).store(libc::TP_STATUS_KERNEL, Release);
     }
 
-    /// The frame that [`look`](Self::look) found, until its slot is given back.
+    /// The frame that [`peek`](Self::peek) found, until its slot is given back.
     #[inline]
     pub(in super::super) fn frame(&self, start: usize, len: usize) -> RxFrame<'_> {
         assert!(start + len <= self.map.len());
         // SAFETY: the range lies in the mapping, which lives as long as `self`. The kernel writes
-        // it only after `give_back`; anything else would be a mixture of bytes (D2).
+        // it only after `release`; anything else would be a mixture of bytes (D2).
         unsafe { RxFrame::from_raw(self.map.as_ptr().add(start), len) }
     }
 
@@ -220,12 +220,12 @@ mod tests {
     #[test]
     fn slots_hold_the_longest_frame_and_fill_whole_blocks() {
         for frame_max in [270, 1514, 3522, 9014, 16_398, 65_550] {
-            let (slot, block, blocks) = shape(frame_max, None);
+            let (slot, block, blocks) = geometry(frame_max, None);
             assert!(slot >= SLOT_HEAD + frame_max && slot.is_multiple_of(16));
             assert!(block >= slot && block.is_multiple_of(page_len()));
             let count = block / slot * blocks;
             assert!(count >= *SLOTS.start() && count <= SLOTS.end() + block / slot, "{count}");
         }
-        assert_eq!(shape(1514, Some(8)).2, 1);
+        assert_eq!(geometry(1514, Some(8)).2, 1);
     }
 }

@@ -1,5 +1,5 @@
-//! A port on an interface that is to be opened: whether the interface is fit for it, and an address
-//! that is this process's alone.
+//! Opening of a port on an interface: checks of the interface, and the claim of a station address
+//! for this process.
 
 use std::io;
 use std::net::{Ipv6Addr, SocketAddr};
@@ -9,25 +9,25 @@ use nix::sys::socket::UnixAddr;
 
 use super::super::lock::NotInChildren;
 use super::super::{set_option, socket};
-use super::link::{Asker, Link, links};
+use super::link::{Link, LinkQuery, links};
 use crate::error::OpenError;
 use crate::port::{MTU_MIN, MacAddr, Station};
 
-/// Which frames a port takes, those to groups besides.
+/// Which frames a port accepts, in addition to those to groups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Accept {
     /// Those to its station.
     #[default]
     Own,
-    /// Those to all stations behind its MAC: a switch's.
+    /// Those to all stations with its MAC, for a switch.
     Node,
     /// Those to any.
     All,
 }
 
 impl Accept {
-    /// What the port at `station` filters by: one station, or all of a node by the number
-    /// [`Station::EVERY`].
+    /// The filter of the port at `station`: one station, all of a node by the number
+    /// [`Station::EVERY`], or `None` for any.
     pub(in super::super) fn filter(self, station: Station) -> Option<Station> {
         match self {
             Self::Own => Some(station),
@@ -37,14 +37,14 @@ impl Accept {
     }
 }
 
-/// What is wanted of an interface.
-pub(in super::super) struct Wanted<'a> {
+/// A request to open a port on an interface.
+pub(in super::super) struct PortRequest<'a> {
     /// The port's name.
     pub(in super::super) port: String,
-    /// The interface's.
+    /// The interface's name.
     pub(in super::super) interface: &'a str,
-    /// The port's address. Default: the interface's own and the first number that is free; on an
-    /// interface without an address a random one.
+    /// The port's station. Default: the interface's MAC, or a random one if it has none, and the
+    /// first free number.
     pub(in super::super) station: Option<Station>,
     /// Bytes after the Ethernet header. Default: what the interface carries, at most `mtu_max`.
     pub(in super::super) mtu: Option<usize>,
@@ -52,7 +52,7 @@ pub(in super::super) struct Wanted<'a> {
     pub(in super::super) mtu_max: usize,
 }
 
-impl Wanted<'_> {
+impl PortRequest<'_> {
     pub(in super::super) fn refuse(
         &self,
         errno: i32,
@@ -62,16 +62,16 @@ impl Wanted<'_> {
         OpenError::device(&self.port, errno, why, mend)
     }
 
-    /// What a system call said that has no better explanation.
+    /// The error of a system call without a specific explanation.
     pub(in super::super) fn os(&self, what: &str, e: &io::Error) -> OpenError {
         OpenError::unexplained(&self.port, what, e)
     }
 
-    /// The interface, if it can be used, and the port's MTU on it.
-    pub(in super::super) fn find(&self) -> Result<(Asker, Link, usize), OpenError> {
-        let asker = Asker::new().map_err(|e| self.os("cannot ask for interfaces", &e))?;
+    /// The interface, if usable, and the port's MTU.
+    pub(in super::super) fn find(&self) -> Result<(LinkQuery, Link, usize), OpenError> {
+        let query = LinkQuery::new().map_err(|e| self.os("cannot ask for interfaces", &e))?;
         let name = self.interface;
-        let link = asker.link(name).map_err(|e| {
+        let link = query.link(name).map_err(|e| {
             if e.raw_os_error() != Some(libc::ENODEV) {
                 return self.os("cannot query the interface", &e);
             }
@@ -93,19 +93,20 @@ impl Wanted<'_> {
             let why = format!("it carries {max} bytes a frame, the fabric needs {MTU_MIN}");
             return Err(self.refuse(libc::EINVAL, why, format!("ip link set {name} mtu 1500")));
         }
-        Ok((asker, link, OpenError::check_mtu(mtu, max)?))
+        Ok((query, link, OpenError::check_mtu(mtu, max)?))
     }
 
-    /// The address to use and what keeps it ours.
+    /// The station to use, and its claim.
     ///
     /// # Errors
-    /// Somebody has it, or takes frames to all numbers of its MAC, as this port wants to.
+    /// Another process has the station, or accepts frames to all numbers of its MAC as this port
+    /// would.
     pub(in super::super) fn claim(
         &self,
         link: &Link,
         accept: Accept,
-    ) -> Result<(Station, Claim), OpenError> {
-        let (station, own) = self.claim_one(link)?;
+    ) -> Result<(Station, StationClaim), OpenError> {
+        let (station, own) = self.claim_station(link)?;
         let every = Station { number: Station::EVERY, ..station };
         let node = match accept {
             Accept::Node => Some(claim(link.index, every).map_err(|e| match e.raw_os_error() {
@@ -117,10 +118,10 @@ impl Wanted<'_> {
             })?),
             Accept::Own | Accept::All => None,
         };
-        Ok((station, Claim { _own: own, _node: node }))
+        Ok((station, StationClaim { _own: own, _node: node }))
     }
 
-    fn claim_one(&self, link: &Link) -> Result<(Station, NotInChildren), OpenError> {
+    fn claim_station(&self, link: &Link) -> Result<(Station, NotInChildren), OpenError> {
         let taken = |e: &io::Error| e.raw_os_error() == Some(libc::EADDRINUSE);
         if let Some(station) = self.station {
             if !station.is_single() {
@@ -151,13 +152,13 @@ impl Wanted<'_> {
     }
 }
 
-/// Keeps an address for this process.
-pub(in super::super) struct Claim {
+/// Keeps a station from other processes until dropped.
+pub(in super::super) struct StationClaim {
     _own: NotInChildren,
     _node: Option<NotInChildren>,
 }
 
-/// A raw socket that hears nothing yet.
+/// A raw socket that receives no frames yet.
 ///
 /// # Errors
 /// `EPERM`: the process has no CAP_NET_RAW in its network namespace.
@@ -166,9 +167,9 @@ pub(in super::super) fn raw_socket() -> io::Result<NotInChildren> {
     Ok(socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_NONBLOCK, 0)?.into())
 }
 
-/// Makes the interface take frames to `mac`, which is not its own, while the raw socket `fd` is
+/// Makes the interface receive frames to `mac`, which is not its own, while the raw socket `fd` is
 /// open: by its address filter, or by promiscuous mode if it has none (the kernel decides). Without
-/// an address, frames to everybody.
+/// `mac`: promiscuous mode.
 fn join(fd: RawFd, link: &Link, mac: Option<MacAddr>) -> io::Result<()> {
     let kind = match mac {
         Some(mac) if mac.is_group() => libc::PACKET_MR_MULTICAST,
@@ -186,7 +187,7 @@ fn join(fd: RawFd, link: &Link, mac: Option<MacAddr>) -> io::Result<()> {
     set_option(fd, libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &request)
 }
 
-/// Has the interface take what the port of `mac` accepts, as long as the socket `fd` is open.
+/// Makes the interface receive what a port with `mac` accepts, while the socket `fd` is open.
 pub(in super::super) fn join_accepted(
     fd: RawFd,
     link: &Link,
@@ -201,25 +202,24 @@ pub(in super::super) fn join_accepted(
     }
 }
 
-/// The group of all hosts of a segment (RFC 4291).
+/// The group of all nodes of a segment (RFC 4291).
 pub(in super::super) const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 
-/// The group that who has `ip` listens to for questions about it (RFC 4291).
+/// The solicited-node multicast group of `ip` (RFC 4291).
 pub(in super::super) fn solicited_group(ip: Ipv6Addr) -> Ipv6Addr {
     let [.., a, b, c] = ip.octets();
     Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00 | u16::from(a), u16::from_be_bytes([b, c]))
 }
 
-/// The hardware address of a group (RFC 2464).
+/// The MAC of a group (RFC 2464).
 pub(in super::super) fn mac_of_group(group: Ipv6Addr) -> MacAddr {
     let [.., a, b, c, d] = group.octets();
     MacAddr([0x33, 0x33, a, b, c, d])
 }
 
-/// Has the interface take what concerns a place, as long as the socket `fd` is open: of IPv6
-/// questions about its address, and what is told to all (RFC 4862: who has the address answers a
-/// probe so).
-pub(in super::super) fn join_for(
+/// Joins the groups of a port's IPv6 address while the socket `fd` is open: the solicited-node
+/// group, and all nodes, to which probes are answered (RFC 4862). Nothing for IPv4.
+pub(in super::super) fn join_groups(
     fd: RawFd,
     link: &Link,
     place: Option<SocketAddr>,
@@ -233,20 +233,20 @@ pub(in super::super) fn join_for(
     }
 }
 
-/// The name that keeps `station` on interface `index` for one process.
+/// Reserves `station` on interface `index` for this process.
 ///
 /// # Errors
 /// `EADDRINUSE`: a process has it.
 fn claim(index: u32, station: Station) -> io::Result<NotInChildren> {
-    hold(&format!("barewire-station-{index}-{station}"))
+    reserve_name(&format!("barewire-station-{index}-{station}"))
 }
 
-/// Takes a name for this process alone. It is one of the network namespace, like an interface, and
-/// goes with the process however that ends, and whatever children it has.
+/// Reserves a name for this process in its network namespace: an abstract socket name, which is
+/// released when the process ends, however it does, and not inherited by children.
 ///
 /// # Errors
 /// `EADDRINUSE`: a process has it.
-pub fn hold(name: &str) -> io::Result<NotInChildren> {
+pub fn reserve_name(name: &str) -> io::Result<NotInChildren> {
     let fd = socket(libc::AF_UNIX, libc::SOCK_DGRAM, 0)?;
     nix::sys::socket::bind(fd.as_raw_fd(), &UnixAddr::new_abstract(name.as_bytes())?)?;
     Ok(fd.into())

@@ -1,4 +1,4 @@
-//! Sleeping on the socket of a port, and on what happens to its interface.
+//! The waiter of a port: sleeps on its sockets and on changes of its interface.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
@@ -7,43 +7,43 @@ use std::time::Duration;
 use super::super::lock::NotInChildren;
 use super::super::{Bell, clear_error, raw, readable, sleep};
 use super::filter::ArpSocket;
-use super::watched::Ear;
+use super::link_state::LinkMonitor;
 use crate::port::PortWaiter;
 
-/// Sockets that a port can have: one for each of 64 queues, and a raw one.
+/// Sockets of a port at most: one for each of 64 queues, and a raw one.
 pub(in super::super) const SOCKETS_MAX: usize = 65;
 
-/// What a port's thread shares with those that sleep on it.
+/// State shared by a port's thread and its waiters.
 pub(in super::super) struct Shared {
     /// One at least, [`SOCKETS_MAX`] at most.
     pub(in super::super) sockets: Vec<NotInChildren>,
-    pub(in super::super) ear: Option<Arc<Ear>>,
+    pub(in super::super) monitor: Option<Arc<LinkMonitor>>,
     pub(in super::super) bell: Bell,
-    /// What hears ARP, for a port whose own socket does not.
+    /// Receives ARP, for a port whose other sockets do not.
     pub(in super::super) arp: Option<ArpSocket>,
 }
 
-/// See the module.
+/// See the module's documentation.
 pub(in super::super) struct Waiter(pub(in super::super) Arc<Shared>);
 
 impl PortWaiter for Waiter {
     fn wait_or(&self, also: Option<BorrowedFd<'_>>, timeout: Duration) -> bool {
-        let Shared { sockets, ear, bell, arp } = &*self.0;
+        let Shared { sockets, monitor, bell, arp } = &*self.0;
         let arp = arp.as_ref().map_or(-1, ArpSocket::fd);
         let mut fds = [readable(-1); 4 + SOCKETS_MAX];
-        let own = [ear.as_ref().map_or(-1, |ear| ear.fd()), bell.fd(), arp, raw(also)];
+        let own = [monitor.as_ref().map_or(-1, |monitor| monitor.fd()), bell.fd(), arp, raw(also)];
         let all = own.into_iter().chain(sockets.iter().map(|socket| socket.as_raw_fd()));
         fds.iter_mut().zip(all).for_each(|(entry, fd)| entry.fd = fd);
         let came = sleep(&mut fds[..own.len() + sockets.len()], timeout);
-        let point = || ear.iter().for_each(|ear| ear.point());
+        let notify = || monitor.iter().for_each(|monitor| monitor.notify());
         let [changes, woken, asked, _, frames @ ..] = fds;
         if asked.revents != 0 {
-            point();
+            notify();
         }
         if changes.revents != 0 || frames.iter().any(|of| of.revents & libc::POLLERR != 0) {
-            // An interface that went down is an error of its sockets until somebody takes it.
+            // An interface that went down is a pending error of its sockets until it is read.
             sockets.iter().for_each(|socket| clear_error(socket.as_raw_fd()));
-            point();
+            notify();
         }
         if woken.revents != 0 {
             bell.clear();

@@ -1,7 +1,7 @@
-//! bpf(2): maps of sockets and of programs, a program, and its link to an interface.
+//! bpf(2): maps of sockets and of programs, programs, and their links to an interface.
 //!
-//! Each is a descriptor and nothing else: it ends with the last process that has it open, and the
-//! program with its link.
+//! Each object lives as long as its descriptors: it ends with the last process that has it open,
+//! an attached program with its link.
 //!
 //! Source: Linux, include/uapi/linux/bpf.h.
 
@@ -23,7 +23,7 @@ const MAP_TYPE_PROG_ARRAY: u32 = 3;
 const MAP_TYPE_XSKMAP: u32 = 17;
 const PROG_TYPE_XDP: u32 = 6;
 const ATTACH_XDP: u32 = 37;
-/// The program is fit for frames in several buffers: it looks at the first bytes only.
+/// The program supports frames in several buffers: it reads the first bytes only.
 const XDP_HAS_FRAGS: u32 = 1 << 5;
 
 /// Calls bpf(2) with what the command reads, and for some writes.
@@ -86,8 +86,8 @@ fn map(kind: u32, count: u32) -> io::Result<OwnedFd> {
     owned(unsafe { bpf(MAP_CREATE, &mut attr) }?)
 }
 
-/// Makes `of` the socket or program of `queue`. A socket leaves the map by itself when it is
-/// closed, a program with the map.
+/// Stores `of` as the socket or program of `queue`. A socket leaves the map when it is closed, a
+/// program with the map.
 ///
 /// # Errors
 /// `E2BIG`: the map ends before that queue.
@@ -112,8 +112,8 @@ pub(super) fn put(map: &OwnedFd, queue: u32, of: RawFd) -> io::Result<()> {
     unsafe { bpf(MAP_UPDATE_ELEM, &mut attr) }.map(drop)
 }
 
-/// Has the kernel check and keep a program. One for frames in several buffers if the kernel knows
-/// such: where it runs, longer frames may pass than fit one.
+/// Loads a program, with support for frames in several buffers if the kernel has it: the interface
+/// can then have a longer MTU than fits one buffer.
 ///
 /// # Errors
 /// `EPERM`: no CAP_BPF or CAP_NET_ADMIN.
@@ -201,7 +201,7 @@ pub(super) fn attach(program: &OwnedFd, index: u32, mode: XdpMode) -> io::Result
     Ok(owned(unsafe { bpf(LINK_CREATE, &mut attr) }?)?.into())
 }
 
-/// Runs a program on `frame` as if it had arrived on queue 0 of `lo`, and says what it returned.
+/// Runs a program on `frame` as if it had arrived on queue 0 of `lo`, and returns its result.
 #[cfg(test)]
 pub(super) fn run(program: &OwnedFd, frame: &[u8]) -> io::Result<u32> {
     #[repr(C, align(8))]

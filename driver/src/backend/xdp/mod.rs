@@ -1,37 +1,38 @@
-//! A network interface that keeps its driver, past the kernel's stack: AF_XDP.
+//! AF_XDP: a network interface with its kernel driver, bypassing the kernel's stack.
 //!
-//! Programs on the interface (`program`) give frames of our EtherType to a socket of ours and
-//! leave everything else to the kernel. The socket's frames lie in memory of this process
-//! (`umem`): a received one is lent where it was put, one to send is written where it is sent
-//! from, and rings (`ring`) say which is whose. Where the driver can, the device reads and
-//! writes that memory itself (zero-copy), on several queues only if asked to; elsewhere the
-//! kernel copies.
+//! XDP programs on the interface (`program`) redirect frames of the fabric's EtherType to a socket
+//! of this process and pass all others to the kernel. The socket's frames are in memory of this
+//! process (`umem`): a received frame is lent in place, a frame to send is written in place, and
+//! rings (`ring`) hand frames to the kernel and back. If the driver can, the device reads and
+//! writes that memory itself (zero-copy), on several queues only if asked to; otherwise the kernel
+//! copies.
 //!
-//! What is attached is so by a link, which ends with the last process that has it, however that
-//! does: nothing stays behind, and while no socket is there the interface is as it was. Needs
-//! CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF; the latter two not in a user namespace.
+//! The program is attached by a BPF link, which ends with the last process that holds it, however
+//! the process ends: nothing is left attached, and while no socket is bound the interface works as
+//! before. Needs CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF; the latter two not in a user namespace.
 //!
 //! # Queues
-//! An interface with several receive queues spreads frames over them as its driver likes, and a
-//! socket hears one. So a port has a socket on each queue, all with the same memory, and looks at
-//! them by turns (`queue`). It sends by the first: what leaves in order stays so.
+//! An interface with several receive queues distributes frames over them (RSS), and a socket
+//! receives from one. So a port has a socket on each queue, all with the same umem, and polls them
+//! in turn (`queue`). It sends by the first queue only, which keeps the order of frames.
 //!
 //! # Several processes
-//! Ports on different queues share the interface (`door`), each under a station of its own. Frames
-//! to a port that arrive by queues of others, and those to groups, it hears from the kernel's stack
-//! (`strays`). On an interface of one queue processes go through a [`switch`](super::switch).
+//! Ports on different queues share the interface (`sharing`), each with a station of its own. A
+//! port receives frames to groups, and frames that arrive by queues of other ports, from the
+//! kernel's stack (`stack_rx`). On an interface with one queue processes go through a
+//! [`switch`](super::switch).
 //!
 //! # When the interface changes
 //! As for [`afpacket`](super::afpacket).
 
-mod bound;
 mod bpf;
-mod door;
+mod opening;
 mod program;
 mod queue;
 mod ring;
+mod sharing;
 mod socket;
-mod strays;
+mod stack_rx;
 pub mod survey;
 #[cfg(test)]
 mod tests;
@@ -47,8 +48,8 @@ use super::Bell;
 use super::frame_queue::FrameQueue;
 use super::netdev::filter::ArpSocket;
 use super::netdev::{
-    Accept, Claim, Ear, Link, SOCKETS_MAX, Shared, Waiter, Wanted, Watched, join_accepted,
-    raw_socket,
+    Accept, Link, LinkMonitor, LinkState, PortRequest, SOCKETS_MAX, Shared, StationClaim, Waiter,
+    join_accepted, raw_socket,
 };
 use crate::clock::now_ns;
 use crate::error::OpenError;
@@ -56,29 +57,29 @@ use crate::frame::{ETH_HDR_LEN, ETHERTYPE, RxFrame, TxFrame};
 use crate::hint::cold;
 use crate::mem::SHORT;
 use crate::port::{Port, PortCaps, PortCounters, PortGone, PortWaiter, RxSink, Station, Tx};
-use bound::{Bound, Part, no_xdp};
-use door::Door;
-use queue::{Queue, Turns};
-use ring::{Broken, Desc};
-use socket::{Receiving, Sending};
-use strays::Strays;
-use umem::{Received, Umem};
+use opening::{BoundSockets, QueueSet, xdp_error};
+use queue::{Queue, QueueScheduler};
+use ring::{Desc, RingError};
+use sharing::QueueShare;
+use socket::{RxRings, TxRings};
+use stack_rx::StackReceiver;
+use umem::{RxDesc, Umem};
 
 pub use bpf::XdpMode;
 
-/// Lengths of chunks; one is at most a page.
+/// Lengths of a umem chunk, bytes; the longest is a page.
 const CHUNK_LENS: [usize; 2] = [2048, 4096];
-/// What the kernel keeps free before a received frame.
+/// Bytes that the kernel keeps free before a received frame.
 const HEADROOM: usize = 256;
 /// Largest MTU of a port: a frame lies in one chunk.
 pub const MTU_MAX: usize = CHUNK_LENS[1] - HEADROOM - ETH_HDR_LEN;
-/// Bytes to receive into for each queue and for all, unless `ring=` says otherwise. For one queue,
-/// with those to send from, less than the 8 MiB that a process may lock on most systems.
+/// Bytes of receive chunks per queue and of all queues, unless `ring=` is set. For one queue, with
+/// the chunks to send from, less than the 8 MiB that a process may lock on most systems.
 const RX_LEN: usize = 4 << 20;
 const RX_LEN_ALL: usize = 32 << 20;
-/// Chunks to send from.
+/// Chunks to send from; also entries of the TX ring.
 const TX_COUNT: u32 = 512;
-/// Chunks to receive into of a queue, a power of two.
+/// Receive chunks of a queue, a power of two.
 pub const RING_COUNTS: std::ops::RangeInclusive<usize> = 64..=16_384;
 
 /// Receive queues that a port can have.
@@ -88,17 +89,17 @@ pub const QUEUES_MAX: u32 = SOCKETS_MAX as u32 - 1;
 const FRAME_MIN: usize = 60;
 /// Frames lent at once; a larger `max` of `rx_burst` is cut to this.
 const BURST: usize = 64;
-/// Polls between two looks at what else may have happened.
-const LOOK_EVERY: u32 = 4096;
-/// Polls between two looks at what ARP has come, which is a system call.
-const ARP_EVERY: u32 = 256;
-/// Until frames that the kernel had no room for are offered again.
+/// Polls between two checks of counters and link changes.
+const POLLS_PER_CHECK: u32 = 4096;
+/// Polls between two receptions from the ARP socket, each a system call.
+const POLLS_PER_ARP: u32 = 256;
+/// Time until frames that the kernel had no room for are offered again.
 const RETRY_NS: u64 = 50_000;
-/// Calls for one burst at most. The kernel sends 32 frames a call where it copies.
-const KICKS: u32 = 2 * TX_COUNT / 32;
-/// Frames to ourselves that may wait.
-const OWN_FRAMES: usize = 64;
-/// Which of an interface's receive queues a port has.
+/// System calls for one burst at most. In copy mode the kernel sends 32 frames per call.
+const KICKS_MAX: u32 = 2 * TX_COUNT / 32;
+/// Frames to the port itself that may wait.
+const HAIRPIN_FRAMES: usize = 64;
+/// Which of an interface's receive queues a port uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Queues {
     /// All.
@@ -106,22 +107,22 @@ pub enum Queues {
     All,
     /// These, from 0, [`QUEUES_MAX`] at most.
     These(RangeInclusive<u32>),
-    /// The first that no process has.
+    /// The first that no process has claimed.
     Free,
 }
 
-/// Which interface, and how.
+/// Settings of a port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct XdpSettings {
     /// Name of the interface, such as `eth0`.
     pub interface: String,
     /// The receive queues to use. Frames leave by the first. Default: all.
     pub queues: Queues,
-    /// Where the program runs. Default: in the driver, and in the stack where the driver cannot.
+    /// Where the program runs. Default: in the driver; in the kernel's stack if the driver cannot.
     pub mode: Option<XdpMode>,
-    /// Whether the device may read and write our memory itself, where the driver can. Default: if
-    /// the port has one queue. The kernel's own traffic on such a queue waits in the same ring, so
-    /// a process that does not poll would stop all that the interface receives.
+    /// Whether the device may read and write the umem itself (zero-copy), if the driver can.
+    /// Default: if the port has one queue. The kernel's own traffic on such a queue waits in the
+    /// same ring, so a process that does not poll would stop all reception of the interface.
     pub zero_copy: Option<bool>,
     /// Whether a poll that finds nothing makes the kernel look for frames, in place of interrupts.
     /// Each such poll is then a system call. Default: no.
@@ -136,13 +137,13 @@ pub struct XdpSettings {
     /// Default: as many as fit 4 MiB, 2,048 or (above an MTU of 1,778) 1,024; fewer if those of
     /// all queues would take more than 32 MiB, or more than this process may lock.
     pub ring_count: Option<usize>,
-    /// Which frames it takes.
+    /// Which frames the port accepts.
     pub accept: Accept,
-    /// Datagrams to this place are taken, and ARP or neighbour discovery that concerns its address,
-    /// in place of frames of the fabric; whatever `accept` says.
+    /// Accept datagrams to this address and UDP port, and ARP or neighbour discovery of the
+    /// address, instead of frames of the fabric; overrides `accept`.
     pub place: Option<SocketAddr>,
-    /// Frames with the tag of this VLAN are taken, 0 to 4,094, in place of those without one, and
-    /// are lent with it.
+    /// Accept frames with the tag of this VLAN, 0 to 4,094, instead of untagged ones. They are lent
+    /// with the tag.
     pub vlan: Option<u16>,
 }
 
@@ -152,35 +153,35 @@ impl XdpSettings {
         Self { interface: name.to_owned(), ..Self::default() }
     }
 
-    /// Whether a port could be opened with them, as far as can be seen; changes nothing.
+    /// Whether a port could probably be opened with these settings; changes nothing.
     ///
     /// # Errors
-    /// Why not.
+    /// The first obstacle, and how to remove it.
     pub fn check(&self) -> Result<(), OpenError> {
-        let wanted = self.wanted();
-        let (asker, link, _) = wanted.find()?;
-        self.queues_of(asker.rx_queues(&link.name), &link, &wanted)?;
+        let request = self.request();
+        let (query, link, _) = request.find()?;
+        self.queues_of(query.rx_queues(&link.name), &link, &request)?;
         self.check_here()
     }
 
-    /// Whether the kernel has AF_XDP and gives it to this process; changes nothing.
+    /// Whether the kernel has AF_XDP and permits it to this process; changes nothing.
     ///
     /// # Errors
-    /// Why not.
+    /// The first obstacle, and how to remove it.
     pub fn check_here(&self) -> Result<(), OpenError> {
-        let wanted = self.wanted();
-        raw_socket().map_err(|e| no_xdp(&wanted, &e))?;
-        socket::open().map_err(|e| no_xdp(&wanted, &e))?;
-        bpf::socket_map(1).map(drop).map_err(|e| no_xdp(&wanted, &e))
+        let request = self.request();
+        raw_socket().map_err(|e| xdp_error(&request, &e))?;
+        socket::open().map_err(|e| xdp_error(&request, &e))?;
+        bpf::socket_map(1).map(drop).map_err(|e| xdp_error(&request, &e))
     }
 
-    fn wanted(&self) -> Wanted<'_> {
+    fn request(&self) -> PortRequest<'_> {
         let queues = match &self.queues {
             Queues::All => String::new(),
             Queues::These(of) => format!(",queue={}", range_text(of)),
             Queues::Free => ",queue=free".to_owned(),
         };
-        Wanted {
+        PortRequest {
             port: format!("xdp:{}{queues}", self.interface),
             interface: &self.interface,
             station: self.station,
@@ -189,17 +190,17 @@ impl XdpSettings {
         }
     }
 
-    /// Whether the frames of these queues may be left uncopied.
+    /// Whether these queues may be zero-copy.
     fn may_zero_copy(&self, queues: &RangeInclusive<u32>) -> bool {
         self.zero_copy.unwrap_or(queues.start() == queues.end())
     }
 
-    /// The queues to use, of `count`; the first if any one will do.
+    /// The queues to use, of `count`; the first for [`Queues::Free`].
     fn queues_of(
         &self,
         count: u32,
         link: &Link,
-        wanted: &Wanted<'_>,
+        request: &PortRequest<'_>,
     ) -> Result<RangeInclusive<u32>, OpenError> {
         let name = &link.name;
         let queues = match &self.queues {
@@ -212,27 +213,27 @@ impl XdpSettings {
                 1 => format!("{name} has one receive queue, 0"),
                 _ => format!("{name} has {count} receive queues, 0 to {}", count - 1),
             };
-            return Err(wanted.refuse(libc::EINVAL, why, "write some of them, as in queue=0"));
+            return Err(request.refuse(libc::EINVAL, why, "write some of them, as in queue=0"));
         }
         if queues.end() - queues.start() >= QUEUES_MAX {
             let why = format!(
                 "{name} spreads frames over {count} receive queues, a port hears {QUEUES_MAX}"
             );
-            return Err(wanted.refuse(libc::EINVAL, why, steer(name, self.place)));
+            return Err(request.refuse(libc::EINVAL, why, queue_advice(name, self.place)));
         }
         Ok(queues)
     }
 }
 
-/// A range as it is written in the name of a port.
+/// A range of queues as written in a port's name.
 fn range_text(range: &RangeInclusive<u32>) -> String {
     let (first, last) = (range.start(), range.end());
     if first == last { first.to_string() } else { format!("{first}-{last}") }
 }
 
-/// The commands that make the queues of an interface as few as a port hears, or lead our frames to
-/// one of them.
-fn steer(name: &str, place: Option<SocketAddr>) -> String {
+/// The commands that reduce an interface's queues to what a port can use, or steer the port's
+/// frames to one queue.
+fn queue_advice(name: &str, place: Option<SocketAddr>) -> String {
     let ours = place.map_or_else(
         || format!("ether proto {ETHERTYPE:#06x}"),
         |place| {
@@ -246,9 +247,9 @@ fn steer(name: &str, place: Option<SocketAddr>) -> String {
     )
 }
 
-/// The command that leads frames to a port to its queue `first`. Of ports that share the NIC's MAC
-/// nothing that a NIC looks at tells whose a frame is.
-fn lead(link: &Link, station: Station, first: u32) -> String {
+/// The command that steers a port's frames to its queue `first`. A NIC cannot distinguish frames to
+/// ports that share its MAC.
+fn steering_command(link: &Link, station: Station, first: u32) -> String {
     let (name, mac) = (&link.name, station.mac);
     if mac != link.mac {
         return format!("ethtool -N {name} flow-type ether dst {mac} action {first}");
@@ -260,8 +261,14 @@ fn lead(link: &Link, station: Station, first: u32) -> String {
     )
 }
 
-/// Logs what the interface gives a port that is opened.
-fn tell(caps: &PortCaps, link: &Link, queues: &str, bound: &Bound, is_zero_copy: bool) {
+/// Logs the properties of an opened port.
+fn log_opened(
+    caps: &PortCaps,
+    link: &Link,
+    queues: &str,
+    bound: &BoundSockets,
+    is_zero_copy: bool,
+) {
     let PortCaps { station, mtu, name: port, .. } = caps;
     let copies = if is_zero_copy { "not copied" } else { "copied by the kernel" };
     let ring = bound.ring_count;
@@ -279,42 +286,42 @@ fn tell(caps: &PortCaps, link: &Link, queues: &str, bound: &Bound, is_zero_copy:
 /// See the module's documentation.
 pub struct Xdp {
     caps: PortCaps,
-    /// The station's address as the first six bytes of a frame, read as one number.
+    /// The station's MAC and number, as [`TxFrame::dst_word`] has them.
     own: u64,
     frame_max: usize,
-    /// Bytes of the longest frame that the interface carries now, if that is less.
-    carries: usize,
+    /// Bytes of the longest frame that the interface carries now, at most `frame_max`.
+    link_frame_max: usize,
     queues: Box<[Queue]>,
     /// The number of the first.
     first: u32,
-    turns: Turns,
-    sending: Sending,
-    /// The kernel holds its pages until the socket is closed, also when this is gone.
+    scheduler: QueueScheduler,
+    tx_rings: TxRings,
+    /// The kernel keeps its pages until the socket is closed, also after this is dropped.
     umem: Umem,
-    burst: Box<[Received; BURST]>,
+    burst: Box<[RxDesc; BURST]>,
     counters: PortCounters,
-    /// Frames that the kernel had lost when it was asked last.
+    /// Frames that the kernel had dropped at the last check.
     lost: u64,
     polls: u32,
     is_zero_copy: bool,
     is_busy_polling: bool,
-    /// The queue for which the kernel is made to look next, when polling busily.
+    /// The queue of the next busy poll.
     busy_at: usize,
-    /// The kernel did not take all that was published.
+    /// Published frames that the kernel has not read yet need another call.
     is_kick_due: bool,
     /// Errors that have been logged.
-    told: Vec<i32>,
-    watched: Watched,
+    logged_errnos: Vec<i32>,
+    link_state: LinkState,
     hairpin: FrameQueue,
-    /// Of a port that has not all queues.
-    strays: Option<Strays>,
+    /// For a port without all queues of the interface.
+    stack_rx: Option<StackReceiver>,
     gone: Option<PortGone>,
     _map: OwnedFd,
-    ear: Arc<Ear>,
+    monitor: Arc<LinkMonitor>,
     shared: Arc<Shared>,
-    /// Our queues, and our share of the program.
-    _door: Door,
-    _claim: Claim,
+    /// The claimed queues, and the share of the program.
+    _share: QueueShare,
+    _claim: StationClaim,
 }
 
 impl Xdp {
@@ -324,25 +331,25 @@ impl Xdp {
     /// # Errors
     /// [`OpenError`]; nothing is left behind.
     pub fn open(settings: &XdpSettings) -> Result<Self, OpenError> {
-        let wanted = settings.wanted();
-        let (asker, link, mtu) = wanted.find()?;
-        let os = |e: io::Error| wanted.os("cannot set up the socket", &e);
-        let member = raw_socket().map_err(|e| no_xdp(&wanted, &e))?;
-        let (part, claims) = Part::take(settings, &wanted, &asker, &link)?;
-        let (station, claim) = wanted.claim(&link, settings.accept)?;
-        let ear = Arc::new(Ear::new().map_err(os)?);
+        let request = settings.request();
+        let (query, link, mtu) = request.find()?;
+        let os = |e: io::Error| request.os("cannot set up the socket", &e);
+        let member = raw_socket().map_err(|e| xdp_error(&request, &e))?;
+        let (set, claims) = QueueSet::acquire(settings, &request, &query, &link)?;
+        let (station, claim) = request.claim(&link, settings.accept)?;
+        let monitor = Arc::new(LinkMonitor::new().map_err(os)?);
         join_accepted(member.as_raw_fd(), &link, settings.accept, station.mac).map_err(os)?;
-        let strays = part.has_strays.then(|| {
+        let stack_rx = set.uses_stack_rx.then(|| {
             let of = (station, ETH_HDR_LEN + mtu);
-            Strays::new(member.as_raw_fd(), &link, settings, of)
+            StackReceiver::new(member.as_raw_fd(), &link, settings, of)
         });
-        let strays = strays.transpose().map_err(os)?;
-        let text = range_text(&part.numbers);
-        let bound = bound::bind(settings, &wanted, &link, station, (&part, claims))?;
+        let stack_rx = stack_rx.transpose().map_err(os)?;
+        let text = range_text(&set.numbers);
+        let bound = opening::bind(settings, &request, &link, station, (&set, claims))?;
         let is_busy_polling = settings.busy_poll;
         for queue in bound.queues.iter().filter(|_| is_busy_polling) {
             let busy = socket::busy_poll(queue.fd);
-            busy.map_err(|e| wanted.os("the kernel has no busy polling", &e))?;
+            busy.map_err(|e| request.os("the kernel has no busy polling", &e))?;
         }
         let bell = Bell::new().map_err(os)?;
         let arp = settings.place.map(|place| ArpSocket::new(&link, place, settings.vlan));
@@ -351,25 +358,25 @@ impl Xdp {
             rto_floor_ns: 1_000_000,
             via_kernel: true,
             link_bps: link.bps,
-            ..PortCaps::new(station, mtu, &wanted.port)
+            ..PortCaps::new(station, mtu, &request.port)
         };
         let is_zero_copy = socket::is_zero_copy(bound.queues[0].fd);
-        tell(&caps, &link, &text, &bound, is_zero_copy);
+        log_opened(&caps, &link, &text, &bound, is_zero_copy);
         let frame_max = ETH_HDR_LEN + mtu;
-        let Bound { mut sockets, queues, sending, umem, map, door, .. } = bound;
-        // Keeps the interface listening to our address.
+        let BoundSockets { mut sockets, queues, tx_rings, umem, map, share, .. } = bound;
+        // Keeps the port's MAC in the interface's address filter.
         sockets.push(member);
         Ok(Self {
             own: station.word(),
             caps,
             frame_max,
-            carries: frame_max,
-            turns: Turns::new(queues.len()),
+            link_frame_max: frame_max,
+            scheduler: QueueScheduler::new(queues.len()),
             queues: queues.into(),
-            first: *part.numbers.start(),
-            sending,
+            first: *set.numbers.start(),
+            tx_rings,
             umem,
-            burst: Box::new([Received::default(); BURST]),
+            burst: Box::new([RxDesc::default(); BURST]),
             counters: PortCounters::default(),
             lost: 0,
             polls: 0,
@@ -377,35 +384,35 @@ impl Xdp {
             is_busy_polling,
             busy_at: 0,
             is_kick_due: false,
-            told: Vec::new(),
-            watched: Watched::new(asker, link),
-            hairpin: FrameQueue::new(OWN_FRAMES, frame_max),
-            strays,
+            logged_errnos: Vec::new(),
+            link_state: LinkState::new(query, link),
+            hairpin: FrameQueue::new(HAIRPIN_FRAMES, frame_max),
+            stack_rx,
             gone: None,
             _map: map,
-            shared: Arc::new(Shared { sockets, ear: Some(Arc::clone(&ear)), bell, arp }),
-            ear,
-            _door: door,
+            shared: Arc::new(Shared { sockets, monitor: Some(Arc::clone(&monitor)), bell, arp }),
+            monitor,
+            _share: share,
             _claim: claim,
         })
     }
 
-    /// Shows the kernel what was written, and calls it if it has to be called.
-    fn push(&mut self) -> Result<(), PortGone> {
-        self.sending.tx.publish();
+    /// Publishes written TX entries, and kicks the kernel if it needs a call.
+    fn publish_tx(&mut self) -> Result<(), PortGone> {
+        self.tx_rings.tx.publish();
         self.is_kick_due = false;
-        if !self.sending.tx.needs_wakeup() {
+        if !self.tx_rings.tx.needs_wakeup() {
             return Ok(());
         }
         let mut left = None;
-        for _ in 0..KICKS {
+        for _ in 0..KICKS_MAX {
             let Err(e) = socket::kick(self.queues[0].fd) else { return Ok(()) };
             match e.raw_os_error().unwrap_or(libc::EIO) {
                 libc::EINTR => {}
-                // It has sent as many as it sends in a call, or has no room.
+                // The kernel has sent its maximum per call, or has no room.
                 libc::EAGAIN | libc::EBUSY | libc::ENOBUFS => {
-                    let now = self.sending.tx.unread();
-                    let now = now.map_err(|broken| self.lose(broken))?;
+                    let now = self.tx_rings.tx.unread();
+                    let now = now.map_err(|broken| self.fail(broken))?;
                     if now == 0 {
                         return Ok(());
                     }
@@ -415,8 +422,8 @@ impl Xdp {
                     left = Some(now);
                 }
                 errno => {
-                    self.relook(false)?;
-                    self.tell(errno);
+                    self.refresh_link(false)?;
+                    self.log_once(errno);
                     break;
                 }
             }
@@ -425,32 +432,32 @@ impl Xdp {
         Ok(())
     }
 
-    /// Logs an error of the kernel's once, but those that the interface's state says better.
+    /// Logs a send error once, but for those that a link change explains.
     #[cold]
-    fn tell(&mut self, errno: i32) {
-        if !matches!(errno, libc::ENETDOWN | libc::ENXIO) && !self.told.contains(&errno) {
-            self.told.push(errno);
+    fn log_once(&mut self, errno: i32) {
+        if !matches!(errno, libc::ENETDOWN | libc::ENXIO) && !self.logged_errnos.contains(&errno) {
+            self.logged_errnos.push(errno);
             let (port, error) = (&self.caps.name, io::Error::from_raw_os_error(errno));
             tracing::warn!(%port, %error, "the kernel does not send; frames wait");
         }
     }
 
-    /// Takes back the chunks of frames that have left.
+    /// Frees the chunks of completed frames.
     #[inline(never)]
     fn reclaim(&mut self) -> Result<(), PortGone> {
-        let Self { sending, umem, .. } = self;
+        let Self { tx_rings, umem, .. } = self;
         let mut sent = || {
-            while let Some(addr) = sending.completion.take()? {
-                umem.sent(addr)?;
+            while let Some(addr) = tx_rings.completion.take()? {
+                umem.reclaim_tx(addr)?;
             }
             Ok(())
         };
         let done = sent();
-        self.sending.completion.release();
-        done.map_err(|broken| self.lose(broken))
+        self.tx_rings.completion.release();
+        done.map_err(|broken| self.fail(broken))
     }
 
-    /// A chunk to send from with an entry to name it, if there are.
+    /// A chunk to send from, if one is free and the TX ring has room.
     #[inline]
     fn chunk(&mut self) -> Result<Option<u64>, PortGone> {
         let chunk = self.free_chunk()?;
@@ -462,21 +469,21 @@ impl Xdp {
         if chunk.is_some() {
             return Ok(chunk);
         }
-        // Nothing is sent before the kernel has heard of what is there.
-        self.push()?;
+        // Frames are completed only after they were published.
+        self.publish_tx()?;
         self.reclaim()?;
         self.free_chunk()
     }
 
     #[inline]
     fn free_chunk(&mut self) -> Result<Option<u64>, PortGone> {
-        // The kernel may say that a frame has left before it says that it has read the entry.
-        let room = self.sending.tx.room().map_err(|broken| self.lose(broken))?;
-        Ok(if room > 0 { self.umem.take() } else { None })
+        // The kernel may complete a frame before it releases the frame's TX entry.
+        let room = self.tx_rings.tx.room().map_err(|broken| self.fail(broken))?;
+        Ok(if room > 0 { self.umem.alloc_tx() } else { None })
     }
 
-    /// A frame is as if lost on the way: it is longer than the interface carries now, or the
-    /// interface is down and nothing leaves.
+    /// Counts a frame as lost on the wire: it is longer than the interface carries now, or the
+    /// interface is down.
     #[cold]
     fn lost_frame(&mut self, len: usize) -> Tx {
         self.counters.tx_dropped += 1;
@@ -484,41 +491,42 @@ impl Xdp {
         Tx::Sent
     }
 
-    /// The kernel cannot be believed any more.
+    /// A ring is corrupt: the port has failed for good.
     #[cold]
-    fn lose(&mut self, Broken(why): Broken) -> PortGone {
+    fn fail(&mut self, RingError(why): RingError) -> PortGone {
         tracing::error!(port = %self.caps.name, "{why}");
         let gone = PortGone::new(&self.caps.name, why);
         self.gone = Some(gone.clone());
         gone
     }
 
-    /// What is looked after now and then.
+    /// What is refreshed after now and then.
     #[cold]
-    fn look_around(&mut self) -> Result<(), PortGone> {
+    fn housekeeping(&mut self) -> Result<(), PortGone> {
         if let Some(gone) = &self.gone {
             return Err(gone.clone());
         }
         if self.is_kick_due {
-            self.push()?;
+            self.publish_tx()?;
         }
-        let anyway = self.polls.is_multiple_of(LOOK_EVERY);
+        let anyway = self.polls.is_multiple_of(POLLS_PER_CHECK);
         if anyway {
-            let lost = self.queues.iter().map(|queue| socket::lost(queue.fd)).sum::<u64>();
+            let lost =
+                self.queues.iter().map(|queue| socket::dropped_frames(queue.fd)).sum::<u64>();
             self.counters.rx_dropped += lost.saturating_sub(self.lost);
             self.lost = lost;
-            self.look_at_strays();
+            self.check_stack_rx();
         }
-        if self.ear.heard(anyway) { self.relook(true) } else { Ok(()) }
+        if self.monitor.take_changes(anyway) { self.refresh_link(true) } else { Ok(()) }
     }
 
-    /// Counts what of them was lost, and tells the log once that there are some.
-    fn look_at_strays(&mut self) {
-        let Some(strays) = &mut self.strays else { return };
-        self.counters.rx_dropped += strays.lost();
-        if strays.is_news() {
+    /// Counts drops of the stack receiver, and logs once that frames arrive there.
+    fn check_stack_rx(&mut self) {
+        let Some(stack_rx) = &mut self.stack_rx else { return };
+        self.counters.rx_dropped += stack_rx.lost();
+        if stack_rx.take_warning() {
             let port = &self.caps.name;
-            let mend = lead(self.watched.link(), self.caps.station, self.first);
+            let mend = steering_command(self.link_state.link(), self.caps.station, self.first);
             tracing::warn!(
                 %port,
                 "frames to this port arrive by other queues and come through the kernel's stack, \
@@ -527,25 +535,30 @@ impl Xdp {
         }
     }
 
-    fn relook(&mut self, heard: bool) -> Result<(), PortGone> {
-        let looked = self.watched.relook(&self.caps, heard);
-        looked.inspect_err(|gone| self.gone = Some(gone.clone()))?;
-        self.carries = self.frame_max.min(ETH_HDR_LEN + self.watched.link().mtu);
+    fn refresh_link(&mut self, changed: bool) -> Result<(), PortGone> {
+        let refreshed = self.link_state.refresh(&self.caps, changed);
+        refreshed.inspect_err(|gone| self.gone = Some(gone.clone()))?;
+        self.link_frame_max = self.frame_max.min(ETH_HDR_LEN + self.link_state.link().mtu);
         Ok(())
     }
 
-    /// Finds the frames of a burst from a queue and says how many there are.
+    /// Collects a burst of frames from a queue and returns their number.
     #[inline]
-    fn gather(&mut self, at: usize, max: usize, sink: &mut dyn RxSink) -> Result<usize, Broken> {
+    fn collect_burst(
+        &mut self,
+        at: usize,
+        max: usize,
+        sink: &mut dyn RxSink,
+    ) -> Result<usize, RingError> {
         let rings = &mut self.queues[at].rings;
         let mut count = 0;
         while count < max {
             let Some(desc) = rings.rx.take()? else { break };
-            let received = self.umem.received(desc)?;
+            let received = self.umem.reclaim_rx(desc)?;
             if !(ETH_HDR_LEN..=self.frame_max).contains(&received.len) {
                 self.counters.rx_dropped += 1;
-                give_back(rings, &mut self.umem, received.chunk)?;
-                // One a burst: a sender who does nothing else must not keep us here.
+                release(rings, &mut self.umem, received.chunk)?;
+                // One per burst: a sender of such frames must not keep this loop busy.
                 break;
             }
             sink.prefetch(&frame(&self.umem, received));
@@ -556,24 +569,24 @@ impl Xdp {
         Ok(count)
     }
 
-    /// Lends a burst of frames from the first queue that has some, and says how many.
+    /// Lends a burst of frames from the first queue that has some, and returns their number.
     #[inline]
-    fn receive(&mut self, max: usize, sink: &mut dyn RxSink) -> Result<usize, Broken> {
-        let mut at = self.turns.first();
+    fn receive(&mut self, max: usize, sink: &mut dyn RxSink) -> Result<usize, RingError> {
+        let mut at = self.scheduler.first();
         let mut count = 0;
         for _ in 0..self.queues.len() {
-            count = self.gather(at, max, sink)?;
-            // Or one that was given back at once.
+            count = self.collect_burst(at, max, sink)?;
+            // Or a dropped frame, whose chunk has been returned.
             if count > 0 || self.queues[at].rings.fill.is_pending() {
-                self.turns.delivered(at, count.max(1));
+                self.scheduler.delivered(at, count.max(1));
                 break;
             }
-            at = self.turns.after(at);
+            at = self.scheduler.after(at);
         }
         let Queue { rings, fd } = &mut self.queues[at];
         for received in &self.burst[..count] {
             sink.frame(&frame(&self.umem, *received));
-            give_back(rings, &mut self.umem, received.chunk)?;
+            release(rings, &mut self.umem, received.chunk)?;
             self.counters.received(received.len);
         }
         if rings.fill.is_pending() {
@@ -583,19 +596,19 @@ impl Xdp {
             }
         } else if self.is_busy_polling {
             socket::kick_rx(self.queues[self.busy_at].fd);
-            self.busy_at = self.turns.after(self.busy_at);
+            self.busy_at = self.scheduler.after(self.busy_at);
         } else if self.is_zero_copy {
-            self.wake_sleepers()?;
+            self.wake_starved_queues()?;
         }
         Ok(count)
     }
 
     /// Calls the kernel for buffers that it has not taken. It asks for a call when it finds none,
-    /// which may be after we have published some and looked: then no frame would ever arrive.
+    /// which may be after we have published some and refreshed: then no frame would ever arrive.
     #[inline]
-    fn wake_sleepers(&mut self) -> Result<(), Broken> {
+    fn wake_starved_queues(&mut self) -> Result<(), RingError> {
         for Queue { rings, fd } in &mut self.queues {
-            if rings.fill.asks_for_wakeup() && cold(rings.fill.unread()?) > 0 {
+            if rings.fill.has_wakeup_flag() && cold(rings.fill.unread()?) > 0 {
                 socket::kick_rx(*fd);
             }
         }
@@ -603,24 +616,24 @@ impl Xdp {
     }
 }
 
-/// The received frame, until its chunk is given back.
+/// The received frame, until its chunk is returned.
 #[inline]
-fn frame(umem: &Umem, received: Received) -> RxFrame<'_> {
+fn frame(umem: &Umem, received: RxDesc) -> RxFrame<'_> {
     // SAFETY: `at` has seen that the bytes lie in the umem, which stays mapped as long as it is
-    // borrowed. The kernel writes them only after `give_back`; anything else would be a mixture of
+    // borrowed. The kernel writes them only after `release`; anything else would be a mixture of
     // bytes (D2).
     unsafe { RxFrame::from_raw(umem.at(received.offset, received.len), received.len) }
 }
 
-/// Gives the kernel a chunk to receive into, which it sees once the ring is published.
+/// Returns a chunk to the fill ring; the kernel sees it once the ring is published.
 #[inline]
-fn give_back(rings: &mut Receiving, umem: &mut Umem, chunk: u32) -> Result<(), Broken> {
-    // Twice as many entries as chunks, since the kernel shows a frame before it says that it has
-    // read the entry of its buffer.
+fn release(rings: &mut RxRings, umem: &mut Umem, chunk: u32) -> Result<(), RingError> {
+    // Twice as many entries as chunks: the kernel delivers a frame before it releases the fill
+    // entry of its chunk.
     if rings.fill.room()? == 0 {
-        return Err(Broken("the kernel returned buffers that it has not read the entries of"));
+        return Err(RingError("the kernel returned buffers that it has not read the entries of"));
     }
-    rings.fill.put(umem.give(chunk));
+    rings.fill.put(umem.lend_rx(chunk));
     Ok(())
 }
 
@@ -638,15 +651,17 @@ impl Port for Xdp {
         if frame.dst_word() == self.own {
             return Ok(self.hairpin.tx(frame, &mut self.counters));
         }
-        if len > self.carries {
-            self.relook(false)?;
+        if len > self.link_frame_max {
+            self.refresh_link(false)?;
         }
-        if len > self.carries {
-            self.watched.too_long(&self.caps).inspect_err(|gone| self.gone = Some(gone.clone()))?;
+        if len > self.link_frame_max {
+            self.link_state
+                .too_long(&self.caps)
+                .inspect_err(|gone| self.gone = Some(gone.clone()))?;
             return Ok(self.lost_frame(len));
         }
         let Some(chunk) = self.chunk()? else {
-            if !self.watched.link().is_up {
+            if !self.link_state.link().is_up {
                 return Ok(self.lost_frame(len));
             }
             self.counters.tx_full += 1;
@@ -665,34 +680,34 @@ impl Port for Xdp {
             }
             at.add(len).write_bytes(0, wire_len - len);
         }
-        self.sending.tx.put(Desc { addr: chunk, len: wire_len as u32, options: 0 });
+        self.tx_rings.tx.put(Desc { addr: chunk, len: wire_len as u32, options: 0 });
         self.counters.sent(len);
         Ok(Tx::Sent)
     }
 
     #[inline]
     fn flush(&mut self) -> Result<(), PortGone> {
-        if self.sending.tx.is_pending() { self.push() } else { Ok(()) }
+        if self.tx_rings.tx.is_pending() { self.publish_tx() } else { Ok(()) }
     }
 
     fn rx_burst(&mut self, max: usize, sink: &mut dyn RxSink) -> Result<usize, PortGone> {
         self.polls = self.polls.wrapping_add(1);
-        let pointed = self.ear.is_pointed();
-        let pending = self.is_kick_due || self.gone.is_some() || pointed;
-        if pending || self.polls.is_multiple_of(LOOK_EVERY) {
-            self.look_around()?;
+        let notified = self.monitor.is_notified();
+        let pending = self.is_kick_due || self.gone.is_some() || notified;
+        if pending || self.polls.is_multiple_of(POLLS_PER_CHECK) {
+            self.housekeeping()?;
         }
         let received = self.receive(max.min(BURST), sink);
-        let mut count = received.map_err(|broken| self.lose(broken))?;
+        let mut count = received.map_err(|broken| self.fail(broken))?;
         if let Some(arp) = &self.shared.arp
-            && (pointed || self.polls.is_multiple_of(ARP_EVERY))
+            && (notified || self.polls.is_multiple_of(POLLS_PER_ARP))
         {
             let heard = arp.lend(max - count, sink);
             self.counters.rx_frames += heard as u64;
             count += heard;
         }
-        if let Some(strays) = &mut self.strays {
-            count += strays.lend(max.min(BURST) - count, sink, &mut self.counters);
+        if let Some(stack_rx) = &mut self.stack_rx {
+            count += stack_rx.lend(max.min(BURST) - count, sink, &mut self.counters);
         }
         if !self.hairpin.is_empty() {
             count += self.hairpin.rx_burst(max - count, sink, &mut self.counters);

@@ -1,11 +1,11 @@
-//! The programs that the interface runs on each frame before the kernel's stack sees it.
+//! The XDP programs of an interface, which run on each frame before the kernel's stack.
 //!
-//! The interface has one, which goes on with that of the queue that the frame arrived on
-//! (`by_queue`); each port brings its own for its queues. A frame of our EtherType to this station
-//! or to a group (or a datagram to a port's place) goes to the socket of the queue; everything
-//! else, and everything while no socket is there, goes on as if there were no program. It looks at
-//! bytes that it has checked to be there. A port that has not all queues leaves groups to the
-//! kernel too, since each port is to hear them (`strays`).
+//! The interface has one program, which tail-calls that of the frame's receive queue
+//! (`dispatcher`); each port has a program for its queues. Frames of the fabric's EtherType to the
+//! port's station or to a group (or datagrams to its address and UDP port) are redirected to the
+//! socket of the queue. All other frames, and all frames while no socket is bound, are passed on as
+//! without a program. A program reads only bytes whose presence it has checked. A port without all
+//! queues leaves groups to the kernel too, since each port is to receive them (`stack_rx`).
 //!
 //! Source: RFC 9669 (BPF instruction set); Linux, `struct xdp_md`, bpf-helpers(7).
 
@@ -19,7 +19,7 @@ use crate::port::{MacAddr, Station};
 /// One instruction: code, registers, offset, number.
 pub(super) type Insn = [u8; 8];
 
-/// What a program returns: on to the kernel's stack.
+/// Return value of a program: pass the frame to the kernel's stack.
 pub(super) const XDP_PASS: u32 = 2;
 
 // Codes: class, size or operation, mode or source.
@@ -36,7 +36,7 @@ const JUMP_NOT_IMM: u8 = 0x55;
 const JUMP_SET_IMM: u8 = 0x45;
 const CALL: u8 = 0x85;
 const EXIT: u8 = 0x95;
-/// In the place of a register: the number is the descriptor of a map.
+/// Instead of a source register: the immediate is the descriptor of a map.
 const MAP_FD: u8 = 1;
 /// `bpf_redirect_map`, whose third argument is what is returned if the map has no such entry.
 const REDIRECT_MAP: i32 = 51;
@@ -46,7 +46,7 @@ const TAIL_CALL: i32 = 12;
 /// Where the headers of UDP over IPv6 end.
 const UDP6_END: usize = 62;
 
-/// Places in `struct xdp_md`.
+/// RingOffsets in `struct xdp_md`.
 const DATA: i16 = 0;
 const DATA_END: i16 = 4;
 const RX_QUEUE: i16 = 16;
@@ -57,24 +57,24 @@ fn insn(code: u8, dst: u8, src: u8, offset: i16, number: i32) -> Insn {
     [code, registers, a, b, c, d, e, f]
 }
 
-/// What a frame of ours has to have.
+/// A condition that a frame has to meet, by offset.
 #[derive(Clone, Copy)]
 enum Check {
-    /// These two bytes there.
+    /// Two bytes equal these.
     Half(i16, [u8; 2]),
-    /// These bits of the two bytes there, of which those of the mask count.
+    /// Two bytes, under the mask, equal these.
     Masked(i16, [u8; 2], [u8; 2]),
-    /// This byte there.
+    /// A byte equals this.
     Byte(i16, u8),
-    /// None of these bits in the two bytes there.
+    /// None of these bits is set in two bytes.
     Clear(i16, u16),
-    /// A group's address ends the checks: it is ours.
+    /// A multicast destination accepts the frame without further checks.
     Group,
 }
 
 /// The checks of frames of `ethertype` to `station` and, with `groups`, to groups; without
 /// `station` to any. The number [`Station::EVERY`] is any number.
-fn of_station(ethertype: u16, station: Option<Station>, groups: bool) -> Vec<Check> {
+fn station_checks(ethertype: u16, station: Option<Station>, groups: bool) -> Vec<Check> {
     let mut checks = vec![Check::Half(12, ethertype.to_be_bytes())];
     if let Some(Station { mac: MacAddr([a, b, c, d, e, f]), number }) = station {
         let mac = [Check::Half(0, [a, b]), Check::Half(2, [c, d]), Check::Half(4, [e, f])];
@@ -87,8 +87,8 @@ fn of_station(ethertype: u16, station: Option<Station>, groups: bool) -> Vec<Che
     checks
 }
 
-/// The checks of datagrams to `place`: without options, no fragments, UDP.
-fn of_place(place: SocketAddr) -> Vec<Check> {
+/// The checks of UDP datagrams to `place`, without options, not fragmented.
+fn datagram_checks(place: SocketAddr) -> Vec<Check> {
     let place = match place {
         SocketAddr::V4(place) => place,
         SocketAddr::V6(place) => {
@@ -113,8 +113,8 @@ fn of_place(place: SocketAddr) -> Vec<Check> {
 }
 
 impl Check {
-    /// The same behind a tag, which stands after the addresses.
-    fn behind_a_tag(self) -> Self {
+    /// The same check with a VLAN tag after the MACs.
+    fn shifted_by_tag(self) -> Self {
         let moved = |at: i16| if at < 12 { at } else { at + TAG_LEN as i16 };
         match self {
             Self::Half(at, bytes) => Self::Half(moved(at), bytes),
@@ -125,33 +125,33 @@ impl Check {
         }
     }
 
-    /// How many instructions it takes.
+    /// Number of instructions.
     fn len(self) -> usize {
         if matches!(self, Self::Masked(..)) { 3 } else { 2 }
     }
 }
 
-/// The same checks of frames with the tag of a VLAN.
-fn of_vlan(id: u16, checks: Vec<Check>) -> Vec<Check> {
+/// The same checks for frames with the tag of VLAN `id`.
+fn tagged_checks(id: u16, checks: Vec<Check>) -> Vec<Check> {
     let tag = [
         Check::Half(12, ETHERTYPE_VLAN.to_be_bytes()),
         Check::Masked(14, VLAN_ID.to_be_bytes(), id.to_be_bytes()),
     ];
-    tag.into_iter().chain(checks.into_iter().map(Check::behind_a_tag)).collect()
+    tag.into_iter().chain(checks.into_iter().map(Check::shifted_by_tag)).collect()
 }
 
-/// What a program takes.
+/// Frames that a program redirects.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Take {
-    /// Frames of the EtherType to the station, or to any, and if so to groups.
+pub(super) enum Match {
+    /// Frames of the EtherType to the station, or to any; the flag: also to groups.
     Frames(u16, Option<Station>, bool),
-    /// Datagrams to the place.
+    /// Datagrams to the address and UDP port.
     Datagrams(SocketAddr),
 }
 
-/// The program of an interface: goes on with that of the frame's queue in the map `programs`, and
-/// leaves the frame to the kernel if there is none.
-pub(super) fn by_queue(programs: RawFd) -> Vec<Insn> {
+/// The program of an interface: tail-calls that of the frame's queue in the map `programs`, and
+/// passes the frame to the kernel if there is none.
+pub(super) fn dispatcher(programs: RawFd) -> Vec<Insn> {
     vec![
         insn(LOAD_W, 3, 1, RX_QUEUE, 0),
         insn(LOAD_IMM64, 2, MAP_FD, 0, programs),
@@ -162,28 +162,28 @@ pub(super) fn by_queue(programs: RawFd) -> Vec<Insn> {
     ]
 }
 
-/// The program of a queue, that gives the frames that it takes to the sockets in `map`: those with
-/// the tag of `vlan`, or without one.
-pub(super) fn program(map: RawFd, take: Take, vlan: Option<u16>) -> Vec<Insn> {
-    let checks = match take {
-        Take::Frames(ethertype, station, groups) => of_station(ethertype, station, groups),
-        Take::Datagrams(place) => of_place(place),
+/// The program of a queue, which redirects matching frames to the sockets in `map`: with the tag of
+/// `vlan`, or untagged ones.
+pub(super) fn queue_program(map: RawFd, matched: Match, vlan: Option<u16>) -> Vec<Insn> {
+    let checks = match matched {
+        Match::Frames(ethertype, station, groups) => station_checks(ethertype, station, groups),
+        Match::Datagrams(place) => datagram_checks(place),
     };
-    let looked_at = match take {
-        Take::Datagrams(SocketAddr::V6(_)) => UDP6_END,
+    let checked_len = match matched {
+        Match::Datagrams(SocketAddr::V6(_)) => UDP6_END,
         _ => FRAME_MIN,
     };
-    let (checks, looked_at) = match vlan {
-        Some(id) => (of_vlan(id, checks), looked_at + TAG_LEN),
-        None => (checks, looked_at),
+    let (checks, checked_len) = match vlan {
+        Some(id) => (tagged_checks(id, checks), checked_len + TAG_LEN),
+        None => (checks, checked_len),
     };
     let mut program = vec![
         insn(LOAD_W, 2, 1, DATA, 0),
         insn(LOAD_W, 3, 1, DATA_END, 0),
         insn(MOV, 4, 2, 0, 0),
-        insn(ADD_IMM, 4, 0, 0, looked_at as i32),
+        insn(ADD_IMM, 4, 0, 0, checked_len as i32),
     ];
-    // Where the instructions for a frame of ours begin, and those for others.
+    // Offsets of the instructions that redirect a frame, and of those that pass it on.
     let ours = program.len() + 1 + checks.iter().map(|check| check.len()).sum::<usize>();
     let others = ours + 6;
     let to = |place: usize, at: usize| (place - at - 1) as i16;

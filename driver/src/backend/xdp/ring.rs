@@ -1,8 +1,8 @@
-//! The four rings of an AF_XDP socket: numbers and descriptors in memory that the kernel shares.
+//! The four rings of an AF_XDP socket: addresses and descriptors in memory shared with the kernel.
 //!
 //! One side produces, the other consumes; each writes its own cursor and reads the other's. The
-//! cursors count up for ever and wrap. What the other side says is checked before it is used: a
-//! cursor that is ahead of what there is, or behind, is [`Broken`].
+//! cursors count up and wrap. A cursor of the other side is validated before use: one that is ahead
+//! of the entries, or behind its last value, is a [`RingError`].
 //!
 //! Source: Linux, Documentation/networking/af_xdp.rst.
 
@@ -14,11 +14,11 @@ use std::sync::atomic::fence;
 
 use super::super::lock::UnforkedMap;
 
-/// The other side broke the rules of a ring; nothing in it can be believed any more.
+/// The kernel violated the protocol of a ring, which is unusable from now on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Broken(pub(super) &'static str);
+pub(super) struct RingError(pub(super) &'static str);
 
-/// What a ring holds.
+/// An entry of a ring.
 ///
 /// # Safety
 /// Plain numbers: any bytes are one.
@@ -39,9 +39,9 @@ pub(super) struct Desc {
     pub(super) options: u32,
 }
 
-/// Where the parts of a ring lie in its mapping, bytes.
+/// Offsets of a ring's parts in its mapping, bytes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Places {
+pub(super) struct RingOffsets {
     pub(super) producer: usize,
     pub(super) consumer: usize,
     pub(super) flags: usize,
@@ -50,7 +50,7 @@ pub(super) struct Places {
 
 struct Ring<T> {
     map: UnforkedMap,
-    places: Places,
+    offsets: RingOffsets,
     count: u32,
     holds: PhantomData<fn() -> T>,
 }
@@ -60,21 +60,21 @@ impl<T: Entry> Ring<T> {
     ///
     /// # Errors
     /// `EPROTO`: its parts do not lie in the mapping.
-    fn new(map: UnforkedMap, places: Places, count: u32) -> io::Result<Self> {
+    fn new(map: UnforkedMap, offsets: RingOffsets, count: u32) -> io::Result<Self> {
         let fits = |at: usize, len: usize| {
             at.is_multiple_of(align_of::<T>().min(8))
                 && at.checked_add(len).is_some_and(|end| end <= map.len())
         };
-        let words = [places.producer, places.consumer, places.flags];
+        let words = [offsets.producer, offsets.consumer, offsets.flags];
         let words = words.into_iter().all(|at| at.is_multiple_of(4) && fits(at & !7, 8));
         let entries = (count as usize).checked_mul(size_of::<T>());
         let is_sound = words
             && count.is_power_of_two()
-            && entries.is_some_and(|len| fits(places.entries, len));
+            && entries.is_some_and(|len| fits(offsets.entries, len));
         if !is_sound {
             return Err(io::Error::from_raw_os_error(libc::EPROTO));
         }
-        Ok(Self { map, places, count, holds: PhantomData })
+        Ok(Self { map, offsets, count, holds: PhantomData })
     }
 
     #[inline]
@@ -86,34 +86,35 @@ impl<T: Entry> Ring<T> {
 
     #[inline]
     fn producer(&self) -> &AtomicU32 {
-        self.word(self.places.producer)
+        self.word(self.offsets.producer)
     }
 
     #[inline]
     fn consumer(&self) -> &AtomicU32 {
-        self.word(self.places.consumer)
+        self.word(self.offsets.consumer)
     }
 
     #[inline]
     fn entry(&self, cursor: u32) -> *mut T {
         let i = (cursor & (self.count - 1)) as usize;
         // SAFETY: `i` is below `count`, and as many entries lie in the mapping (`new`).
-        unsafe { self.map.as_mut_ptr().add(self.places.entries).cast::<T>().add(i) }
+        unsafe { self.map.as_mut_ptr().add(self.offsets.entries).cast::<T>().add(i) }
     }
 }
 
 /// A ring that we fill: `TX` and `FILL`.
 pub(super) struct Producer<T> {
     ring: Ring<T>,
-    /// The next entry to write; how far the kernel may read; how far it had read when we looked.
+    /// Cursors: the next entry to write, the end of published entries, and the kernel's consumer
+    /// cursor when last read.
     next: u32,
     published: u32,
     consumed: u32,
 }
 
 impl<T: Entry> Producer<T> {
-    pub(super) fn new(map: UnforkedMap, places: Places, count: u32) -> io::Result<Self> {
-        let ring = Ring::new(map, places, count)?;
+    pub(super) fn new(map: UnforkedMap, offsets: RingOffsets, count: u32) -> io::Result<Self> {
+        let ring = Ring::new(map, offsets, count)?;
         let next = ring.producer().load(Relaxed);
         Ok(Self { ring, next, published: next, consumed: next })
     }
@@ -121,9 +122,9 @@ impl<T: Entry> Producer<T> {
     /// Entries that may be written now.
     ///
     /// # Errors
-    /// [`Broken`].
+    /// [`RingError`].
     #[inline]
-    pub(super) fn room(&mut self) -> Result<u32, Broken> {
+    pub(super) fn room(&mut self) -> Result<u32, RingError> {
         let room = self.ring.count - self.next.wrapping_sub(self.consumed);
         if room > 0 {
             return Ok(room);
@@ -135,14 +136,14 @@ impl<T: Entry> Producer<T> {
     /// Published entries that the kernel has not read yet.
     ///
     /// # Errors
-    /// [`Broken`].
-    pub(super) fn unread(&mut self) -> Result<u32, Broken> {
+    /// [`RingError`].
+    pub(super) fn unread(&mut self) -> Result<u32, RingError> {
         // Acquire: it has read the entries before they are written again.
         let consumed = self.ring.consumer().load(Acquire);
         let unread = self.published.wrapping_sub(consumed);
-        // Not behind where it was either.
+        // Nor may the cursor move back.
         if unread > self.published.wrapping_sub(self.consumed) {
-            return Err(Broken("the kernel read what was not sent"));
+            return Err(RingError("the kernel read what was not sent"));
         }
         self.consumed = consumed;
         Ok(unread)
@@ -151,7 +152,7 @@ impl<T: Entry> Producer<T> {
     /// Writes an entry, which the kernel sees once [`publish`](Self::publish) is called.
     ///
     /// # Panics
-    /// If there is no [`room`](Self::room) that has been seen.
+    /// If [`room`](Self::room) has not returned some before.
     #[inline]
     pub(super) fn put(&mut self, value: T) {
         assert!(self.next.wrapping_sub(self.consumed) < self.ring.count, "no room in the ring");
@@ -177,30 +178,31 @@ impl<T: Entry> Producer<T> {
     /// Whether the kernel wants a system call to look at what was published.
     #[inline]
     pub(super) fn needs_wakeup(&self) -> bool {
-        // What was published is seen before the kernel's last look is asked for.
+        // Orders the published cursor before the load of the wake-up flag.
         fence(SeqCst);
-        self.asks_for_wakeup()
+        self.has_wakeup_flag()
     }
 
     /// [`needs_wakeup`](Self::needs_wakeup) of what was published some time ago.
     #[inline]
-    pub(super) fn asks_for_wakeup(&self) -> bool {
-        self.ring.word(self.ring.places.flags).load(Relaxed) & libc::XDP_RING_NEED_WAKEUP != 0
+    pub(super) fn has_wakeup_flag(&self) -> bool {
+        self.ring.word(self.ring.offsets.flags).load(Relaxed) & libc::XDP_RING_NEED_WAKEUP != 0
     }
 }
 
 /// A ring that we empty: `RX` and `COMPLETION`.
 pub(super) struct Consumer<T> {
     ring: Ring<T>,
-    /// The next entry to read; how far the kernel may write; how far it had written.
+    /// Cursors: the next entry to read, the end of released entries, and the kernel's producer
+    /// cursor when last read.
     next: u32,
     released: u32,
     produced: u32,
 }
 
 impl<T: Entry> Consumer<T> {
-    pub(super) fn new(map: UnforkedMap, places: Places, count: u32) -> io::Result<Self> {
-        let ring = Ring::new(map, places, count)?;
+    pub(super) fn new(map: UnforkedMap, offsets: RingOffsets, count: u32) -> io::Result<Self> {
+        let ring = Ring::new(map, offsets, count)?;
         let next = ring.consumer().load(Relaxed);
         Ok(Self { ring, next, released: next, produced: next })
     }
@@ -208,24 +210,24 @@ impl<T: Entry> Consumer<T> {
     /// The next entry, if there is one.
     ///
     /// # Errors
-    /// [`Broken`].
+    /// [`RingError`].
     #[inline]
-    pub(super) fn take(&mut self) -> Result<Option<T>, Broken> {
+    pub(super) fn take(&mut self) -> Result<Option<T>, RingError> {
         if self.next == self.produced {
             // Acquire: what it wrote is seen after its cursor.
             let produced = self.ring.producer().load(Acquire);
             if produced.wrapping_sub(self.released) > self.ring.count
                 || produced.wrapping_sub(self.next) > self.ring.count
             {
-                return Err(Broken("the kernel returned more than it had"));
+                return Err(RingError("the kernel returned more than it had"));
             }
             self.produced = produced;
             if produced == self.next {
                 return Ok(None);
             }
         }
-        // SAFETY: an entry of the ring, read once; whoever writes it now can only make it another
-        // number, and any number is checked.
+        // SAFETY: an entry of the ring, read once; a concurrent write can only change the numbers,
+        // and any numbers are checked.
         let value = unsafe { self.ring.entry(self.next).read_volatile() };
         self.next = self.next.wrapping_add(1);
         Ok(Some(value))

@@ -1,4 +1,4 @@
-//! The calls to an AF_XDP socket, one function each, errors with their errno.
+//! System calls of an AF_XDP socket, one function each; errors carry their errno.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -7,16 +7,16 @@ use memmap2::MmapOptions;
 
 use super::super::lock::{NotInChildren, UnforkedMap};
 use super::super::{SEND_BUFFER, get_option, set_option};
-use super::ring::{Consumer, Desc, Places, Producer};
+use super::ring::{Consumer, Desc, Producer, RingOffsets};
 use super::umem::Umem;
 
-/// Asked for as the socket's send buffer: a burst of the longest frames.
+/// Requested send buffer, bytes: a burst of the longest frames.
 const SEND_BUFFER_LEN: libc::c_int = 4 << 20;
-/// Microseconds that the kernel looks for frames in a call, and frames that it takes at most.
+/// Busy polling: microseconds and frames per call at most.
 const BUSY_POLL_US: libc::c_int = 20;
 const BUSY_POLL_BUDGET: libc::c_int = 64;
 
-/// A socket that is bound to nothing yet.
+/// An unbound socket.
 ///
 /// # Errors
 /// `EPERM`: no CAP_NET_RAW. `EAFNOSUPPORT`: the kernel has no AF_XDP.
@@ -40,7 +40,7 @@ const _: () = assert!(size_of::<Statistics>() == size_of::<libc::xdp_statistics>
 /// `struct xdp_options`.
 type Options = [u32; 1];
 
-/// Makes `umem` the socket's memory.
+/// Registers `umem` with the socket.
 ///
 /// # Errors
 /// `ENOBUFS`: it is more than this process may lock.
@@ -56,66 +56,66 @@ pub(super) fn register(fd: RawFd, umem: &Umem, chunk_len: usize) -> io::Result<(
     set(fd, libc::XDP_UMEM_REG, &request)
 }
 
-/// The rings that a socket receives by.
-pub(super) struct Receiving {
+/// The receive rings of a socket.
+pub(super) struct RxRings {
     pub(super) rx: Consumer<Desc>,
     pub(super) fill: Producer<u64>,
 }
 
-/// The rings that a socket sends by.
-pub(super) struct Sending {
+/// The send rings of a socket.
+pub(super) struct TxRings {
     pub(super) tx: Producer<Desc>,
     pub(super) completion: Consumer<u64>,
 }
 
-/// Gives the socket rings to receive `count` frames, a power of two.
+/// Maps receive rings for `count` frames, a power of two.
 ///
 /// # Errors
 /// `ENOMEM` and what else mapping says; `EOPNOTSUPP`: the kernel is older than 5.4.
-pub(super) fn receiving(fd: &OwnedFd, count: u32) -> io::Result<Receiving> {
+pub(super) fn rx_rings(fd: &OwnedFd, count: u32) -> io::Result<RxRings> {
     set(fd.as_raw_fd(), libc::XDP_RX_RING, &count)?;
-    // A buffer's entry may still be the kernel's when the buffer is ours again.
+    // A chunk's fill entry may still be the kernel's when the chunk is ours again.
     let fill_count = 2 * count;
     set(fd.as_raw_fd(), libc::XDP_UMEM_FILL_RING, &fill_count)?;
-    let [rx, _, fill, _] = places(fd)?;
+    let [rx, _, fill, _] = offsets(fd)?;
     let rx_map = map(fd, libc::XDP_PGOFF_RX_RING as u64, rx, count, size_of::<Desc>())?;
     let fill_map = map(fd, libc::XDP_UMEM_PGOFF_FILL_RING, fill, fill_count, 8)?;
-    Ok(Receiving {
+    Ok(RxRings {
         rx: Consumer::new(rx_map, rx, count)?,
         fill: Producer::new(fill_map, fill, fill_count)?,
     })
 }
 
-/// Gives the socket rings to send `count` frames, a power of two.
+/// Maps send rings for `count` frames, a power of two.
 ///
 /// # Errors
-/// As [`receiving`].
-pub(super) fn sending(fd: &OwnedFd, count: u32) -> io::Result<Sending> {
+/// As [`rx_rings`].
+pub(super) fn tx_rings(fd: &OwnedFd, count: u32) -> io::Result<TxRings> {
     set(fd.as_raw_fd(), libc::XDP_TX_RING, &count)?;
     set(fd.as_raw_fd(), libc::XDP_UMEM_COMPLETION_RING, &count)?;
-    let [_, tx, _, completion] = places(fd)?;
+    let [_, tx, _, completion] = offsets(fd)?;
     let tx_map = map(fd, libc::XDP_PGOFF_TX_RING as u64, tx, count, size_of::<Desc>())?;
     let completion_map = map(fd, libc::XDP_UMEM_PGOFF_COMPLETION_RING, completion, count, 8)?;
-    Ok(Sending {
+    Ok(TxRings {
         tx: Producer::new(tx_map, tx, count)?,
         completion: Consumer::new(completion_map, completion, count)?,
     })
 }
 
-/// The socket only receives. A queue has a completion ring all the same.
-pub(super) fn sends_nothing(fd: RawFd) -> io::Result<()> {
+/// Sets up a receive-only socket, for which the kernel needs a completion ring all the same.
+pub(super) fn set_receive_only(fd: RawFd) -> io::Result<()> {
     let count: u32 = 1;
     set(fd, libc::XDP_UMEM_COMPLETION_RING, &count)
 }
 
-/// Where the parts of the rings lie in their mappings: `RX`, `TX`, `FILL`, `COMPLETION`.
-fn places(fd: &OwnedFd) -> io::Result<[Places; 4]> {
+/// Offsets of the rings' parts in their mappings: `RX`, `TX`, `FILL`, `COMPLETION`.
+fn offsets(fd: &OwnedFd) -> io::Result<[RingOffsets; 4]> {
     let (offsets, len): (Offsets, usize) =
         get_option(fd.as_raw_fd(), libc::SOL_XDP, libc::XDP_MMAP_OFFSETS)?;
     if len != size_of::<Offsets>() {
         return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
     }
-    Ok(offsets.map(|[producer, consumer, entries, flags]| Places {
+    Ok(offsets.map(|[producer, consumer, entries, flags]| RingOffsets {
         producer: producer as usize,
         consumer: consumer as usize,
         flags: flags as usize,
@@ -126,39 +126,40 @@ fn places(fd: &OwnedFd) -> io::Result<[Places; 4]> {
 fn map(
     fd: &OwnedFd,
     at: u64,
-    places: Places,
+    offsets: RingOffsets,
     count: u32,
     entry_len: usize,
 ) -> io::Result<UnforkedMap> {
-    let len = places.entries.saturating_add(count as usize * entry_len);
+    let len = offsets.entries.saturating_add(count as usize * entry_len);
     // A child's mapping would keep the socket, and with it the queue.
     UnforkedMap::new(MmapOptions::new().offset(at).len(len).populate().map_raw(fd)?)
 }
 
-/// Whose memory a socket uses.
+/// The umem of a socket.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Memory {
-    /// Its own. `copies`: the kernel copies frames; else only where the driver cannot do without.
+pub(super) enum UmemSource {
+    /// Its own.
     Own {
-        /// See there.
+        /// The kernel copies frames; else only if the driver has no zero-copy.
         copies: bool,
     },
-    /// That of this socket, which is bound, and as that does.
-    Of(RawFd),
+    /// That of this bound socket, in the same mode.
+    SharedWith(RawFd),
 }
 
-/// From now on frames that the program redirects to `queue` arrive, and frames leave by it.
+/// Binds the socket to `queue`: from now on it receives what the program redirects there, and sends
+/// by it.
 ///
 /// # Errors
 /// `EBUSY`: another socket has the queue. `EINVAL`: there is no such queue. `EOPNOTSUPP`: the other
-/// socket's frames are not copied, and this queue's cannot but be.
-pub(super) fn bind(fd: RawFd, index: u32, queue: u32, memory: Memory) -> io::Result<()> {
+/// socket is zero-copy, and this queue cannot be.
+pub(super) fn bind(fd: RawFd, index: u32, queue: u32, memory: UmemSource) -> io::Result<()> {
     let (flags, of) = match memory {
-        Memory::Own { copies } => {
+        UmemSource::Own { copies } => {
             (libc::XDP_USE_NEED_WAKEUP | if copies { libc::XDP_COPY } else { 0 }, 0)
         }
-        // All else is as with the other socket.
-        Memory::Of(fd) => (libc::XDP_SHARED_UMEM, fd as u32),
+        // The mode is that of the other socket.
+        UmemSource::SharedWith(fd) => (libc::XDP_SHARED_UMEM, fd as u32),
     };
     let addr = libc::sockaddr_xdp {
         sxdp_family: libc::AF_XDP as u16,
@@ -170,13 +171,13 @@ pub(super) fn bind(fd: RawFd, index: u32, queue: u32, memory: Memory) -> io::Res
     super::super::bind(fd, &addr)
 }
 
-/// Room for bursts in the kernel, as far as it is allowed.
+/// ShareServer for bursts in the kernel, as far as it is allowed.
 pub(super) fn enlarge(fd: RawFd) {
-    // What the system allows is enough to work.
+    // A smaller buffer is enough to work.
     let _ = super::super::enlarge(fd, SEND_BUFFER, SEND_BUFFER_LEN);
 }
 
-/// The thread that calls the socket does the driver's work, in place of interrupts.
+/// Enables busy polling: the thread that calls the socket runs the driver's NAPI poll.
 ///
 /// # Errors
 /// `ENOPROTOOPT`: the kernel is older than 5.11.
@@ -187,20 +188,20 @@ pub(super) fn busy_poll(fd: RawFd) -> io::Result<()> {
     set_option(fd, libc::SOL_SOCKET, libc::SO_BUSY_POLL_BUDGET, &BUSY_POLL_BUDGET)
 }
 
-/// Whether frames are not copied by the kernel.
+/// Whether the socket is zero-copy.
 pub(super) fn is_zero_copy(fd: RawFd) -> bool {
     let options = get_option::<Options>(fd, libc::SOL_XDP, libc::XDP_OPTIONS);
     options.is_ok_and(|([flags], _)| flags & libc::XDP_OPTIONS_ZEROCOPY != 0)
 }
 
-/// Frames for us that found no room, or no buffer that was long enough, so far.
-pub(super) fn lost(fd: RawFd) -> u64 {
+/// Received frames that found no room, or no chunk that was long enough, since the socket was made.
+pub(super) fn dropped_frames(fd: RawFd) -> u64 {
     let statistics = get_option::<Statistics>(fd, libc::SOL_XDP, libc::XDP_STATISTICS);
-    // The second and third are descriptors of ours that the kernel refused.
+    // The second and third count invalid descriptors.
     statistics.map_or(0, |([dropped, _, _, ring_full, ..], _)| dropped + ring_full)
 }
 
-/// Makes the kernel send what was published.
+/// Makes the kernel send published frames.
 pub(super) fn kick(fd: RawFd) -> io::Result<()> {
     // SAFETY: no bytes and no address are read.
     let done =
@@ -208,11 +209,11 @@ pub(super) fn kick(fd: RawFd) -> io::Result<()> {
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Makes the kernel look at the buffers to receive into, or for frames.
+/// Makes the kernel read the fill ring, or poll for frames.
 pub(super) fn kick_rx(fd: RawFd) {
     let (nothing, nobody) = (std::ptr::null_mut(), std::ptr::null_mut());
-    // SAFETY: no bytes and no address are written. What it says is of no use: what there is to be
-    // received is seen in the ring.
+    // SAFETY: no bytes and no address are written. The result is not needed: received frames are in
+    // the ring.
     unsafe {
         libc::recvfrom(fd, nothing, 0, libc::MSG_DONTWAIT, nobody, std::ptr::null_mut());
     }

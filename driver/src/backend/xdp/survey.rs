@@ -1,23 +1,23 @@
-//! The interfaces of this machine, as far as AF_XDP is concerned.
+//! A survey of this machine's interfaces and their AF_XDP capabilities.
 
-use super::super::netdev::{Asker, Link, XdpFeatures, links, xdp_features};
-use super::{QUEUES_MAX, steer};
+use super::super::netdev::{Link, LinkQuery, XdpFeatures, links, xdp_features};
+use super::{QUEUES_MAX, queue_advice};
 
-/// An interface that a port may have.
+/// An interface that can have a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct XdpNic {
     /// Its state.
     pub link: Link,
     /// The name of its driver, if that says.
     pub driver: Option<String>,
-    /// Queues that it receives by.
+    /// Its receive queues.
     pub rx_queues: u32,
-    /// What the driver can do; `None` if the kernel does not say (before 6.3).
+    /// XDP features of the driver; `None` if the kernel does not report them (before 6.3).
     pub features: Option<XdpFeatures>,
 }
 
 impl XdpNic {
-    /// What it can do, such as `virtio_net: native, zero-copy`.
+    /// Driver and capabilities in words, such as `virtio_net: native, zero-copy`.
     pub fn what(&self) -> String {
         let driver = self.driver.as_deref().unwrap_or("its driver");
         let can = match self.features {
@@ -33,19 +33,19 @@ impl XdpNic {
         format!("{driver}: {can}{queues}")
     }
 
-    /// What makes it fit for a port if it has more queues than one hears.
+    /// Advice on an interface with more queues than a port can use.
     pub fn steering(&self) -> Option<String> {
-        (self.rx_queues > QUEUES_MAX).then(|| steer(&self.link.name, None))
+        (self.rx_queues > QUEUES_MAX).then(|| queue_advice(&self.link.name, None))
     }
 }
 
 /// The interfaces of this network namespace that carry Ethernet, but `lo`.
 pub fn nics() -> Vec<XdpNic> {
-    let Ok(asker) = Asker::new() else { return Vec::new() };
+    let Ok(query) = LinkQuery::new() else { return Vec::new() };
     let wires = links().into_iter().filter(|link| link.is_ethernet && !link.is_loopback);
     let nic = |link: Link| XdpNic {
-        driver: asker.driver(&link.name),
-        rx_queues: asker.rx_queues(&link.name),
+        driver: query.driver(&link.name),
+        rx_queues: query.rx_queues(&link.name),
         features: xdp_features(link.index),
         link,
     };

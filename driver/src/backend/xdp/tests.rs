@@ -1,4 +1,4 @@
-//! The program on frames of every kind; the rings and the chunks against plain models.
+//! Tests of the programs on all kinds of frames, and of rings and umem against plain models.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -7,12 +7,12 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 
 use memmap2::{MmapMut, MmapRaw};
 
-use super::door::{self, Claims, Common, Found};
-use super::program::{Take, XDP_PASS, by_queue, program};
-use super::queue::Turns;
-use super::ring::{Consumer, Desc, Entry, Places, Producer};
+use super::program::{Match, XDP_PASS, dispatcher, queue_program};
+use super::queue::QueueScheduler;
+use super::ring::{Consumer, Desc, Entry, Producer, RingOffsets};
+use super::sharing::{self, Discovery, QueueClaims, SharedProgram};
 use super::umem::Umem;
-use super::{HEADROOM, XdpMode, XdpSettings, bound, bpf, socket};
+use super::{HEADROOM, XdpMode, XdpSettings, bpf, opening, socket};
 use crate::backend::lock::{NotInChildren, UnforkedMap};
 use crate::backend::netdev::Accept;
 use crate::frame::addressed;
@@ -20,7 +20,7 @@ use crate::frame::{ETH_HDR_LEN, ETHERTYPE};
 use crate::mem::{Arena, Hugepages};
 use crate::port::Station;
 
-/// What a program returns that gives a frame to a socket.
+/// Return value of a program that redirects a frame to a socket.
 const XDP_REDIRECT: u32 = 4;
 
 /// The same numbers from the same seed.
@@ -33,14 +33,13 @@ impl Numbers {
     }
 }
 
-/// A map with a socket for queue 0, if `has_socket`; `None`, and a line, where that takes rights
-/// that we do not have.
+/// A map, with a socket for queue 0 if `has_socket`; `None`, and a line, without the privilege.
 fn map(has_socket: bool) -> Option<(OwnedFd, Option<NotInChildren>)> {
     let made = bpf::socket_map(1).and_then(|map| {
         let socket = socket::open()?;
         let umem = umem(4, 4);
         socket::register(socket.as_raw_fd(), &umem, CHUNK)?;
-        let rings = (socket::receiving(&socket, 4)?, socket::sending(&socket, 4)?);
+        let rings = (socket::rx_rings(&socket, 4)?, socket::tx_rings(&socket, 4)?);
         if has_socket {
             bpf::put(&map, 0, socket.as_raw_fd())?;
         }
@@ -58,8 +57,8 @@ fn frame(dst: Station, ty: u16, len: usize) -> Vec<u8> {
     addressed(dst, src, frame)
 }
 
-/// Goal: several queues are copied unless that was asked for, and who asked for what a queue cannot
-/// give is told so, whatever the driver said.
+/// Goal: several queues are copied unless zero-copy is asked for, and zero-copy that a queue does
+/// not have is an error, whichever one the driver returns.
 #[test]
 fn several_queues_are_copied_unless_asked() {
     let of = |zero_copy| XdpSettings { zero_copy, ..XdpSettings::named("eth0") };
@@ -70,7 +69,7 @@ fn several_queues_are_copied_unless_asked() {
     let settings = of(Some(true));
     for errno in [libc::EOPNOTSUPP, libc::EINVAL, libc::ENOMEM] {
         let e = std::io::Error::from_raw_os_error(errno);
-        let why = |zero_copy| bound::unbound(&settings.wanted(), 2, zero_copy, &e);
+        let why = |zero_copy| opening::bind_error(&settings.request(), 2, zero_copy, &e);
         assert_eq!(why(true).errno(), errno);
         assert!(why(true).to_string().contains("leave out zerocopy=yes"), "{}", why(true));
         assert!(!why(false).to_string().contains("zerocopy"), "{}", why(false));
@@ -81,23 +80,24 @@ fn several_queues_are_copied_unless_asked() {
 #[test]
 fn a_chunk_of_zero_copy_has_room_in_whole_kib() {
     let in_kib = |len: usize| (len - HEADROOM) / 1024 * 1024;
-    assert!(in_kib(bound::chunk_len(1500, true)) >= 1500 + ETH_HDR_LEN + 4);
+    assert!(in_kib(opening::chunk_len(1500, true)) >= 1500 + ETH_HDR_LEN + 4);
     assert_eq!(
-        [1500, 1778, 1779, 9000].map(|mtu| bound::chunk_len(mtu, false)),
+        [1500, 1778, 1779, 9000].map(|mtu| opening::chunk_len(mtu, false)),
         [2048, 2048, 4096, 4096]
     );
 }
 
-/// Goal: the program takes our EtherType to us and to groups, to anybody if that is asked for, and
-/// nothing else; and nothing while no socket is there. Method: the kernel checks it and runs it.
+/// Goal: the program redirects frames of the fabric's EtherType to the station and to groups, to
+/// any station if asked for, and no others; and none while no socket is bound. Method: the kernel
+/// verifies and runs it.
 #[test]
 fn the_program_takes_what_is_ours() {
     let own = Station { number: 0x1234, ..Station::at([0x02, 0xfe, 0x80, 0x7f, 0xff, 0x01]) };
     let Some((none, _)) = map(false) else { return };
     let Some((one, _socket)) = map(true) else { return };
     let load = |map: &OwnedFd, accept: Accept| {
-        let take = Take::Frames(ETHERTYPE, accept.filter(own), true);
-        let program = program(map.as_raw_fd(), take, None);
+        let take = Match::Frames(ETHERTYPE, accept.filter(own), true);
+        let program = queue_program(map.as_raw_fd(), take, None);
         bpf::load(&program).expect("the kernel takes it")
     };
     let all = [Accept::Own, Accept::Node, Accept::All].map(|accept| load(&one, accept));
@@ -130,22 +130,22 @@ fn the_program_takes_what_is_ours() {
     }
 }
 
-/// Goal: the interface's program goes on with that of the frame's queue, and without one leaves all
-/// to the kernel; the program of a port that has not all queues leaves it frames to groups.
+/// Goal: the dispatcher tail-calls the program of the frame's queue, and without one passes frames
+/// to the kernel; the program of a port without all queues passes frames to groups.
 #[test]
 fn a_frame_goes_to_the_program_of_its_queue() {
     let own = Station { number: 0x1234, ..Station::at([0x02, 0xfe, 0x80, 0x7f, 0xff, 0x01]) };
     let Some((one, _socket)) = map(true) else { return };
     let programs = bpf::program_map(2).unwrap();
-    let first = bpf::load(&by_queue(programs.as_raw_fd())).expect("the kernel takes it");
+    let first = bpf::load(&dispatcher(programs.as_raw_fd())).expect("the kernel takes it");
     let other = Station { number: 0x1235, ..own };
     let said = || {
         let frames = [own, Station::BROADCAST, other].map(|to| frame(to, ETHERTYPE, 64));
         frames.map(|frame| bpf::run(&first, &frame).unwrap() == XDP_REDIRECT)
     };
     for groups in [true, false] {
-        let take = Take::Frames(ETHERTYPE, Some(own), groups);
-        let of_queue = bpf::load(&program(one.as_raw_fd(), take, None)).unwrap();
+        let take = Match::Frames(ETHERTYPE, Some(own), groups);
+        let of_queue = bpf::load(&queue_program(one.as_raw_fd(), take, None)).unwrap();
         let before = said();
         bpf::put(&programs, 1, of_queue.as_raw_fd()).unwrap();
         assert_eq!(said(), before, "that of another queue");
@@ -157,7 +157,7 @@ fn a_frame_goes_to_the_program_of_its_queue() {
     assert_eq!(error.raw_os_error(), Some(libc::E2BIG));
 }
 
-/// Of the tests below; no interface has such a number.
+/// Interface index of the tests below; no interface has such a number.
 fn no_interface(number: u32) -> u32 {
     0x4000_0000 + 16 * std::process::id() + number
 }
@@ -166,11 +166,14 @@ fn file() -> NotInChildren {
     OwnedFd::from(tempfile::tempfile().unwrap()).into()
 }
 
-fn claims(index: u32, queues: std::ops::RangeInclusive<u32>) -> Result<Claims, nix::errno::Errno> {
-    Claims::take(index, &queues)
+fn claims(
+    index: u32,
+    queues: std::ops::RangeInclusive<u32>,
+) -> Result<QueueClaims, nix::errno::Errno> {
+    QueueClaims::acquire(index, &queues)
 }
 
-/// What it says within two seconds: a process that another test is about to start may have what
+/// Repeats a query for two seconds: a process that another test starts may hold a descriptor that
 /// this one has closed, for a moment.
 fn soon<T>(mut attempt: impl FnMut() -> Option<T>) -> T {
     let until = std::time::Instant::now() + std::time::Duration::from_secs(2);
@@ -192,31 +195,38 @@ fn queues_are_claimed_and_the_program_is_handed_over() {
     let busy = Some(nix::errno::Errno::EADDRINUSE);
     for mode in [XdpMode::Native, XdpMode::Generic] {
         let first = soon(|| claims(index, 1..=3).ok());
-        assert!(matches!(door::find(index, 8), Ok(Found::Nobody)), "nothing to share yet");
+        assert!(
+            matches!(sharing::discover(index, 8), Ok(Discovery::Nobody)),
+            "nothing to share yet"
+        );
         let (programs, link) = (file(), file());
         let inodes = [&programs, &link].map(|fd| inode(fd));
-        let door = first.share(Common { programs, link, mode }).unwrap();
+        let share = first.serve(SharedProgram { programs, link, mode }).unwrap();
         for queues in [1..=1, 3..=3, 0..=1, 3..=9] {
             assert_eq!(claims(index, queues).err(), busy);
         }
         let second = soon(|| claims(index, 4..=5).ok());
-        assert_eq!(door::taken(index), [1, 2, 3, 4, 5]);
-        let Ok(Found::Common(common)) = door::find(index, 8) else { panic!("not found") };
-        assert_eq!(common.mode, mode);
-        let second = second.share(common).unwrap();
-        drop(door);
+        assert_eq!(sharing::claimed_queues(index), [1, 2, 3, 4, 5]);
+        let Ok(Discovery::Shared(shared)) = sharing::discover(index, 8) else {
+            panic!("not found")
+        };
+        assert_eq!(shared.mode, mode);
+        let second = second.serve(shared).unwrap();
+        drop(share);
         drop(soon(|| claims(index, 1..=3).ok()));
-        // From the second one, who has it from the first.
-        let Ok(Found::Common(common)) = door::find(index, 8) else { panic!("not found") };
-        assert_eq!([&common.programs, &common.link].map(|fd| inode(fd)), inodes);
+        // From the second process, which has it from the first.
+        let Ok(Discovery::Shared(shared)) = sharing::discover(index, 8) else {
+            panic!("not found")
+        };
+        assert_eq!([&shared.programs, &shared.link].map(|fd| inode(fd)), inodes);
         drop(second);
-        soon(|| door::taken(index).is_empty().then_some(()));
-        assert!(matches!(door::find(index, 8), Ok(Found::Nobody)));
+        soon(|| sharing::claimed_queues(index).is_empty().then_some(()));
+        assert!(matches!(sharing::discover(index, 8), Ok(Discovery::Nobody)));
     }
 }
 
-/// Goal: who listens at the name of a queue and does not answer, or answers something else, is told
-/// from who is not there, and costs a second at most.
+/// Goal: a process that listens at the name of a queue and does not reply, or replies otherwise, is
+/// distinguished from no process, and costs a second at most.
 #[test]
 fn processes_that_do_not_share() {
     use crate::backend::bound::BoundSocket;
@@ -229,7 +239,7 @@ fn processes_that_do_not_share() {
         let listener = BoundSocket::bind(&address).unwrap();
         listener.listen(nix::sys::socket::Backlog::new(4).unwrap()).unwrap();
         let (found, other) = std::thread::scope(|scope| {
-            let asks = scope.spawn(|| door::find(index, 1).unwrap());
+            let asks = scope.spawn(|| sharing::discover(index, 1).unwrap());
             let mut caller = None;
             while let (Some(bytes), None) = (says, &caller) {
                 caller = listener.accept();
@@ -241,13 +251,13 @@ fn processes_that_do_not_share() {
         });
         drop(other);
         match says {
-            None => assert!(matches!(found, Found::Silent(0))),
-            Some(bytes) => assert!(matches!(found, Found::Other(0)), "{bytes:?}"),
+            None => assert!(matches!(found, Discovery::Unresponsive(0))),
+            Some(bytes) => assert!(matches!(found, Discovery::OtherBuild(0)), "{bytes:?}"),
         }
     }
 }
 
-/// Of the tests below.
+/// Ring of the tests below.
 const CHUNK: usize = 2048;
 
 fn umem(rx_count: usize, tx_count: usize) -> Umem {
@@ -262,30 +272,30 @@ struct Kernel {
     count: u32,
 }
 
-const PLACES: Places = Places { producer: 0, consumer: 64, flags: 128, entries: 192 };
+const OFFSETS: RingOffsets = RingOffsets { producer: 0, consumer: 64, flags: 128, entries: 192 };
 
 impl Kernel {
-    /// Memory of a ring whose cursors both stand at `start`, and another view of it.
+    /// Memory of a ring whose cursors are both at `start`, and another view of it.
     fn new(count: u32, start: u32) -> (UnforkedMap, Self) {
         let file = nix::sys::memfd::memfd_create(c"ring", nix::sys::memfd::MFdFlags::empty());
         let file = std::fs::File::from(file.unwrap());
         file.set_len(192 + u64::from(count) * 16).unwrap();
         let view = || MmapRaw::from(unsafe_map(&file));
         let kernel = Self { map: view(), count };
-        kernel.word(PLACES.producer).store(start, Release);
-        kernel.word(PLACES.consumer).store(start, Release);
+        kernel.word(OFFSETS.producer).store(start, Release);
+        kernel.word(OFFSETS.consumer).store(start, Release);
         (UnforkedMap::new(view()).unwrap(), kernel)
     }
 
     fn word(&self, at: usize) -> &AtomicU32 {
-        // SAFETY: an aligned word of the mapping (`PLACES`).
+        // SAFETY: an aligned word of the mapping (`OFFSETS`).
         unsafe { &*self.map.as_ptr().add(at).cast::<AtomicU32>() }
     }
 
     fn entry<T: Entry>(&self, cursor: u32) -> *mut T {
         let i = (cursor & (self.count - 1)) as usize;
         // SAFETY: below `count`, for which there is room.
-        unsafe { self.map.as_mut_ptr().add(PLACES.entries).cast::<T>().add(i) }
+        unsafe { self.map.as_mut_ptr().add(OFFSETS.entries).cast::<T>().add(i) }
     }
 }
 
@@ -294,8 +304,8 @@ fn unsafe_map(file: &std::fs::File) -> MmapMut {
     unsafe { MmapMut::map_mut(file) }.unwrap()
 }
 
-/// Goal: what is put into a ring comes out in order, once, for any turns of the two sides, also
-/// where the cursors wrap. Method: both kinds of ring against a queue.
+/// Goal: entries of a ring arrive in order, once, for any interleaving of the two sides, also when
+/// the cursors wrap. Method: both kinds of ring against a queue.
 #[test]
 fn rings_are_queues() {
     for seed in 0..200 {
@@ -303,10 +313,10 @@ fn rings_are_queues() {
         let count = 1 << numbers.next(5);
         let start = u32::MAX - numbers.next(40) as u32;
         let (map, kernel) = Kernel::new(count, start);
-        let mut producer = Producer::<Desc>::new(map, PLACES, count).unwrap();
+        let mut producer = Producer::<Desc>::new(map, OFFSETS, count).unwrap();
         let (mut written, mut shown, mut serial) = (VecDeque::new(), 0_usize, 0_u64);
         let (map, other) = Kernel::new(count, start);
-        let mut consumer = Consumer::<u64>::new(map, PLACES, count).unwrap();
+        let mut consumer = Consumer::<u64>::new(map, OFFSETS, count).unwrap();
         let (mut queue, mut produced, mut taken) = (VecDeque::new(), start, 0_u32);
         for _ in 0..2000 {
             match numbers.next(6) {
@@ -321,15 +331,15 @@ fn rings_are_queues() {
                     shown = written.len();
                 }
                 3 => {
-                    let at = kernel.word(PLACES.consumer).load(Acquire);
-                    let end = kernel.word(PLACES.producer).load(Acquire);
+                    let at = kernel.word(OFFSETS.consumer).load(Acquire);
+                    let end = kernel.word(OFFSETS.producer).load(Acquire);
                     assert_eq!(end.wrapping_sub(at) as usize, shown, "seed {seed}");
                     for i in 0..numbers.next(shown as u64 + 1) as u32 {
                         // SAFETY: an entry that was published.
                         let desc = unsafe { kernel.entry::<Desc>(at.wrapping_add(i)).read() };
                         assert_eq!(Some(desc), written.pop_front(), "seed {seed}");
                         shown -= 1;
-                        kernel.word(PLACES.consumer).store(at.wrapping_add(i + 1), Release);
+                        kernel.word(OFFSETS.consumer).store(at.wrapping_add(i + 1), Release);
                     }
                     assert_eq!(producer.unread().unwrap() as usize, shown, "seed {seed}");
                 }
@@ -338,7 +348,7 @@ fn rings_are_queues() {
                     // SAFETY: an entry that the consumer has released.
                     unsafe { other.entry::<u64>(produced).write(serial) };
                     produced = produced.wrapping_add(1);
-                    other.word(PLACES.producer).store(produced, Release);
+                    other.word(OFFSETS.producer).store(produced, Release);
                     queue.push_back(serial);
                 }
                 5 => {
@@ -349,7 +359,7 @@ fn rings_are_queues() {
                         consumer.release();
                         taken = 0;
                     }
-                    let free = other.word(PLACES.consumer).load(Acquire);
+                    let free = other.word(OFFSETS.consumer).load(Acquire);
                     assert_eq!(produced.wrapping_sub(free), queue.len() as u32 + taken);
                 }
                 _ => {}
@@ -361,16 +371,16 @@ fn rings_are_queues() {
     }
 }
 
-/// Goal: the queue that delivered last is looked at first, and none with frames waits for more than
-/// one turn of each other. Method: queues that have frames or not, as drawn, for some time each.
+/// Goal: the queue that delivered last is polled first, and no queue with frames waits for more
+/// than one quantum of each other. Method: random queues have frames, for some time each.
 #[test]
 fn no_queue_starves() {
     for seed in 0..200 {
         let mut numbers = Numbers(seed);
         let count = 1 + numbers.next(8) as usize;
-        let mut turns = Turns::new(count);
+        let mut scheduler = QueueScheduler::new(count);
         let mut waiting = vec![0_usize; count];
-        // Turns of others since a queue with frames had its own.
+        // Quanta of other queues since a queue with frames had its own.
         let mut passed_over = vec![0; count];
         let (mut last, mut served) = (0, 0);
         for round in 0..3000 {
@@ -378,20 +388,20 @@ fn no_queue_starves() {
                 waiting.iter_mut().for_each(|frames| *frames = 1000 * numbers.next(2) as usize);
                 passed_over.fill(0);
             }
-            let first = turns.first();
+            let first = scheduler.first();
             let mut at = first;
             for _ in 0..count {
                 if waiting[at] > 0 {
                     break;
                 }
-                at = turns.after(at);
+                at = scheduler.after(at);
             }
             if waiting[at] == 0 {
                 assert!(waiting.iter().all(|frames| *frames == 0), "seed {seed}");
                 continue;
             }
             let frames = waiting[at].min(1 + numbers.next(32) as usize);
-            // Of its turn of 64 something is left.
+            // Part of its quantum of 64 is left.
             if waiting[last] > 0 && served < 64 {
                 assert_eq!((first, at), (last, last), "seed {seed}");
             }
@@ -402,65 +412,67 @@ fn no_queue_starves() {
                 (0..count).for_each(|i| passed_over[i] += usize::from(waiting[i] > 0));
             }
             passed_over[at] = 0;
-            assert!(passed_over.iter().all(|turns| *turns < count), "seed {seed}: {passed_over:?}");
+            assert!(
+                passed_over.iter().all(|scheduler| *scheduler < count),
+                "seed {seed}: {passed_over:?}"
+            );
             last = at;
             waiting[at] -= frames;
-            turns.delivered(at, frames);
+            scheduler.delivered(at, frames);
         }
     }
 }
 
-/// Goal: a cursor that cannot be is refused, whichever it is, and nothing is read by it.
+/// Goal: an invalid cursor is rejected, and no entry is read by it.
 #[test]
 fn cursors_that_cannot_be_are_refused() {
     for start in [0_u32, 5, u32::MAX - 1] {
         for far in [9, 10, 1000, 1 << 31, u32::MAX, u32::MAX - 7] {
             let (map, kernel) = Kernel::new(8, start);
-            let mut consumer = Consumer::<u64>::new(map, PLACES, 8).unwrap();
-            kernel.word(PLACES.producer).store(start.wrapping_add(3), Release);
+            let mut consumer = Consumer::<u64>::new(map, OFFSETS, 8).unwrap();
+            kernel.word(OFFSETS.producer).store(start.wrapping_add(3), Release);
             assert!(consumer.take().unwrap().is_some());
             consumer.take().unwrap();
             consumer.take().unwrap();
             // Three are taken and none is released: five more may come.
-            kernel.word(PLACES.producer).store(start.wrapping_add(far), Release);
+            kernel.word(OFFSETS.producer).store(start.wrapping_add(far), Release);
             consumer.take().unwrap_err();
             let (map, kernel) = Kernel::new(8, start);
-            let mut producer = Producer::<u64>::new(map, PLACES, 8).unwrap();
+            let mut producer = Producer::<u64>::new(map, OFFSETS, 8).unwrap();
             (0..4).for_each(|i| producer.put(i));
             producer.publish();
-            kernel.word(PLACES.consumer).store(start.wrapping_add(2), Release);
+            kernel.word(OFFSETS.consumer).store(start.wrapping_add(2), Release);
             assert_eq!(producer.unread(), Ok(2));
             for bad in [far, 5, 1] {
                 // Ahead of what was published, or behind where it was.
-                kernel.word(PLACES.consumer).store(start.wrapping_add(bad), Release);
+                kernel.word(OFFSETS.consumer).store(start.wrapping_add(bad), Release);
                 producer.unread().unwrap_err();
             }
         }
     }
 }
 
-/// Goal: parts of a ring that do not lie in its mapping are refused, and no sum of them overflows.
+/// Goal: offsets outside of a ring's mapping are rejected, and no sum of them overflows.
 #[test]
 fn a_ring_lies_in_its_mapping() {
-    let ring = |places: Places, count| {
+    let ring = |offsets: RingOffsets, count| {
         let (map, _kernel) = Kernel::new(8, 0);
-        Consumer::<Desc>::new(map, places, count).is_ok()
+        Consumer::<Desc>::new(map, offsets, count).is_ok()
     };
-    assert!(ring(PLACES, 8));
+    assert!(ring(OFFSETS, 8));
     for far in [193, 320, 4096, usize::MAX, usize::MAX - 7, usize::MAX - 15] {
-        assert!(!ring(Places { producer: far, ..PLACES }, 8), "{far}");
-        assert!(!ring(Places { consumer: far, ..PLACES }, 8), "{far}");
-        assert!(!ring(Places { flags: far, ..PLACES }, 8), "{far}");
-        assert!(!ring(Places { entries: far, ..PLACES }, 8), "{far}");
+        assert!(!ring(RingOffsets { producer: far, ..OFFSETS }, 8), "{far}");
+        assert!(!ring(RingOffsets { consumer: far, ..OFFSETS }, 8), "{far}");
+        assert!(!ring(RingOffsets { flags: far, ..OFFSETS }, 8), "{far}");
+        assert!(!ring(RingOffsets { entries: far, ..OFFSETS }, 8), "{far}");
     }
     for count in [0, 3, 7, 16, 1 << 31, u32::MAX] {
-        assert!(!ring(PLACES, count), "{count}");
+        assert!(!ring(OFFSETS, count), "{count}");
     }
 }
 
-/// Goal: a descriptor is believed if it names bytes of a chunk that the kernel has, and refused
-/// otherwise, whatever it says. Method: every number that is near a limit, in any order, against a
-/// set of chunks.
+/// Goal: a descriptor is accepted if and only if it names bytes of a chunk that the kernel has.
+/// Method: all numbers near a limit, in any order, against a set of chunks.
 #[test]
 fn descriptors_that_cannot_be_are_refused() {
     for seed in 0..300 {
@@ -480,10 +492,10 @@ fn descriptors_that_cannot_be_are_refused() {
             let at = (addr / CHUNK as u64) as usize;
             match numbers.next(4) {
                 0 if chunk < 4 && !lent[chunk as usize] => {
-                    assert_eq!(umem.give(chunk as u32), chunk * CHUNK as u64);
+                    assert_eq!(umem.lend_rx(chunk as u32), chunk * CHUNK as u64);
                     lent[chunk as usize] = true;
                 }
-                1 => match umem.take() {
+                1 => match umem.alloc_tx() {
                     Some(addr) => {
                         let at = (addr / CHUNK as u64) as usize;
                         assert!(at >= 4 && !std::mem::replace(&mut lent[at], true));
@@ -496,7 +508,7 @@ fn descriptors_that_cannot_be_are_refused() {
                     let options = u32::from(numbers.next(8) == 0);
                     let fits = (addr as usize) % CHUNK + len as usize <= CHUNK;
                     let is_known = at < 4 && fits && lent[at];
-                    let got = umem.received(Desc { addr, len, options });
+                    let got = umem.reclaim_rx(Desc { addr, len, options });
                     assert_eq!(got.is_ok(), is_known && options == 0, "seed {seed}: {addr} {len}");
                     if is_known {
                         lent[at] = false;
@@ -512,7 +524,7 @@ fn descriptors_that_cannot_be_are_refused() {
                     let at = (addr / CHUNK as u64) as usize;
                     let is_known =
                         addr.is_multiple_of(CHUNK as u64) && (4..8).contains(&at) && lent[at];
-                    assert_eq!(umem.sent(addr).is_ok(), is_known, "seed {seed}: {addr}");
+                    assert_eq!(umem.reclaim_tx(addr).is_ok(), is_known, "seed {seed}: {addr}");
                     if is_known {
                         lent[at] = false;
                         to_send.retain(|other| *other != addr);
@@ -523,15 +535,14 @@ fn descriptors_that_cannot_be_are_refused() {
     }
 }
 
-/// Goal: for a place the program takes whole UDP datagrams to it, and leaves ARP and everything
-/// else to the kernel; so it does inside of a VLAN. Method: one datagram with each of its bits
-/// flipped.
+/// Goal: the program of a UDP address redirects unfragmented datagrams to it, and passes ARP and
+/// all others to the kernel; also in a VLAN. Method: a datagram with each of its bits flipped.
 #[test]
 fn the_program_takes_datagrams_to_a_place() {
     let place = std::net::SocketAddrV4::new([10, 1, 255, 7].into(), 0xc0de);
     let Some((one, _socket)) = map(true) else { return };
     let load = |vlan| {
-        let program = program(one.as_raw_fd(), Take::Datagrams(place.into()), vlan);
+        let program = queue_program(one.as_raw_fd(), Match::Datagrams(place.into()), vlan);
         bpf::load(&program).expect("the kernel takes it")
     };
     let [plain, of_vlan] = [None, Some(0x123)].map(load);
@@ -543,7 +554,7 @@ fn the_program_takes_datagrams_to_a_place() {
     good[30..34].copy_from_slice(&place.ip().octets());
     good[36..38].copy_from_slice(&place.port().to_be_bytes());
     assert!(takes(&good) && takes(&good[..42]) && !takes(&good[..39]));
-    // What has to be as it is: EtherType, version and length, fragments, protocol, address, port.
+    // Checked fields: EtherType, version and length, fragments, protocol, address, port.
     let fixed = [12..15, 20..22, 23..24, 30..34, 36..38];
     for bit in 0..64 * 8 {
         let mut frame = good.clone();
@@ -566,13 +577,13 @@ fn the_program_takes_datagrams_to_a_place() {
     assert!(takes_tagged(&good[..46]) && !takes_tagged(&good[..43]));
 }
 
-/// The same of IPv6: version and more headers are told by the EtherType and the next header.
+/// The same over IPv6: EtherType and next header imply the version and no extension headers.
 #[test]
 fn the_program_takes_datagrams_of_ipv6_to_a_place() {
     let place: std::net::SocketAddrV6 = "[2001:db8::a01:ff07]:49374".parse().unwrap();
     let Some((one, _socket)) = map(true) else { return };
     let load = |vlan| {
-        let program = program(one.as_raw_fd(), Take::Datagrams(place.into()), vlan);
+        let program = queue_program(one.as_raw_fd(), Match::Datagrams(place.into()), vlan);
         bpf::load(&program).expect("the kernel takes it")
     };
     let [plain, of_vlan] = [None, Some(0x123)].map(load);

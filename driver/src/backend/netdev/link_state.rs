@@ -1,88 +1,89 @@
-//! An interface that a port is open on, and what becomes of it.
+//! The state of a port's interface, its changes, and their log lines.
 
 use std::io;
 use std::os::fd::RawFd;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::link::{Asker, Link, Watch};
+use super::link::{Link, LinkEvents, LinkQuery};
 use crate::clock::now_ns;
 use crate::port::{PortCaps, PortGone};
 
-/// Least time between two looks at the interface when frames are refused.
-const RELOOK_NS: u64 = 1_000_000;
-/// How long a lowered MTU may refuse our frames before the port is given up.
+/// Least time between two queries of the interface when frames are refused.
+const REFRESH_NS: u64 = 1_000_000;
+/// How long a lowered MTU may refuse frames before the port has failed.
 const TOO_LONG_NS: u64 = 2_000_000_000;
 
-/// What hears of changes; shared with those that sleep on the port.
-pub(in super::super) struct Ear {
-    watch: Watch,
-    /// A sleeper saw something other than a frame.
-    look: AtomicBool,
+/// Detects changes of the interface; shared by the port's thread and its waiters.
+pub(in super::super) struct LinkMonitor {
+    events: LinkEvents,
+    /// A waiter woke for another reason than a frame.
+    pending: AtomicBool,
 }
 
-impl Ear {
+impl LinkMonitor {
     pub(in super::super) fn new() -> io::Result<Self> {
-        Ok(Self { watch: Watch::new()?, look: AtomicBool::new(true) })
+        Ok(Self { events: LinkEvents::new()?, pending: AtomicBool::new(true) })
     }
 
     /// Readable when something has changed.
     pub(in super::super) fn fd(&self) -> RawFd {
-        self.watch.fd()
+        self.events.fd()
     }
 
-    /// Somebody saw something that is to be looked at.
-    pub(in super::super) fn point(&self) {
-        self.look.store(true, Relaxed);
+    /// Requests a check for changes.
+    pub(in super::super) fn notify(&self) {
+        self.pending.store(true, Relaxed);
     }
 
-    /// Whether somebody did. Costs a load.
+    /// Whether a check was requested. Costs a load.
     #[inline]
-    pub(in super::super) fn is_pointed(&self) -> bool {
-        self.look.load(Relaxed)
+    pub(in super::super) fn is_notified(&self) -> bool {
+        self.pending.load(Relaxed)
     }
 
-    /// Whether something has changed; `anyway`: also if nobody saw anything.
-    pub(in super::super) fn heard(&self, anyway: bool) -> bool {
-        let pointed = self.look.swap(false, Relaxed);
-        (pointed || anyway) && self.watch.heard()
+    /// Whether an interface has changed, if a check was requested or `anyway`.
+    pub(in super::super) fn take_changes(&self, anyway: bool) -> bool {
+        let notified = self.pending.swap(false, Relaxed);
+        (notified || anyway) && self.events.take_changes()
     }
 }
 
-/// The interface when it was looked at last.
-pub(in super::super) struct Watched {
-    asker: Asker,
+/// The interface as of the last query.
+pub(in super::super) struct LinkState {
+    query: LinkQuery,
     link: Link,
-    looked_ns: u64,
+    refreshed_ns: u64,
     /// Since when frames are refused as too long.
     too_long_ns: Option<u64>,
 }
 
-impl Watched {
-    pub(in super::super) fn new(asker: Asker, link: Link) -> Self {
-        Self { asker, link, looked_ns: 0, too_long_ns: None }
+impl LinkState {
+    pub(in super::super) fn new(query: LinkQuery, link: Link) -> Self {
+        Self { query, link, refreshed_ns: 0, too_long_ns: None }
     }
 
     pub(in super::super) fn link(&self) -> &Link {
         &self.link
     }
 
-    /// Asks what has become of the interface, unless that was asked a moment ago and nothing has
-    /// been heard (`heard`) since, and tells the log what has changed.
+    /// Queries the interface, unless it was queried a moment ago and has not `changed` since, and
+    /// logs changes.
     ///
     /// # Errors
     /// [`PortGone`]: it was removed.
-    pub(in super::super) fn relook(
+    pub(in super::super) fn refresh(
         &mut self,
         caps: &PortCaps,
-        heard: bool,
+        changed: bool,
     ) -> Result<(), PortGone> {
         let now = now_ns();
-        if !heard && now.saturating_sub(self.looked_ns) < RELOOK_NS && self.looked_ns != 0 {
+        if !changed && now.saturating_sub(self.refreshed_ns) < REFRESH_NS && self.refreshed_ns != 0
+        {
             return Ok(());
         }
-        self.looked_ns = now;
-        let link = match self.asker.link_at(self.link.index) {
+        self.refreshed_ns = now;
+        let link = match self.query.link_at(self.link.index) {
             Ok(link) => link,
             Err(e) if e.raw_os_error() == Some(libc::ENODEV) => {
                 let name = &self.link.name;
@@ -95,14 +96,14 @@ impl Watched {
             }
         };
         let was = std::mem::replace(&mut self.link, link);
-        self.tell(&was, caps);
+        self.log_changes(&was, caps);
         Ok(())
     }
 
-    /// A frame was longer than the interface carries now, and is lost.
+    /// Notes a lost frame that was longer than the interface carries now.
     ///
     /// # Errors
-    /// [`PortGone`]: that has been so for long.
+    /// [`PortGone`]: frames have been too long for two seconds.
     pub(in super::super) fn too_long(&mut self, caps: &PortCaps) -> Result<(), PortGone> {
         let now = now_ns();
         let since = *self.too_long_ns.get_or_insert(now);
@@ -118,7 +119,7 @@ impl Watched {
         Err(gone(caps, &why))
     }
 
-    fn tell(&mut self, was: &Link, caps: &PortCaps) {
+    fn log_changes(&mut self, was: &Link, caps: &PortCaps) {
         let now = &self.link;
         let (port, name) = (&caps.name, &now.name);
         if was.name != now.name {
@@ -153,7 +154,7 @@ impl Watched {
     }
 }
 
-/// The port is gone for good: the log says so, and the error says it to the fabric.
+/// Logs that the port has failed for good, and makes the error.
 fn gone(caps: &PortCaps, why: &str) -> PortGone {
     tracing::error!(port = %caps.name, "{why}");
     PortGone::new(&caps.name, why)
