@@ -13,7 +13,7 @@ use std::ops::{Deref, DerefMut};
 use super::dpdk::DpdkPort;
 use super::memif::Memif;
 use super::near::{Far, Near};
-use super::shm::{ShmPort, ShmSettings, Show};
+use super::shm::{MonitorFeed, ShmPort, ShmSettings};
 use super::switch::SwitchedPort;
 use super::tapped::{Direction, Record, Tapped};
 use crate::clock::now_ns;
@@ -235,7 +235,7 @@ impl AnyPort {
             }
             return Ok(false);
         }
-        let mut show = Show::open(segment)?;
+        let mut show = MonitorFeed::open(segment)?;
         if !show.is_watched() {
             return Ok(false);
         }
@@ -254,7 +254,7 @@ impl AnyPort {
         }
     }
 
-    fn tap(&mut self) -> Option<&mut Tapped<Show>> {
+    fn tap(&mut self) -> Option<&mut Tapped<MonitorFeed>> {
         let Self::Other(port) = self else { return None };
         let any: &mut dyn Any = &mut **port;
         any.downcast_mut()

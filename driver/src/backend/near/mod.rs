@@ -22,7 +22,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-use super::shm::{Bell, LOOK, ShmBoard, ShmPort, ShmSettings};
+use super::shm::{RECHECK, ShmBoard, ShmPort, ShmSettings, WakeSocket};
 use crate::clock;
 use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, RxFrame, TxFrame};
@@ -155,7 +155,7 @@ impl<F: Far> Near<F> {
             name,
             ..theirs.clone()
         };
-        let waiter = match (far.waiter(), near.bell()) {
+        let waiter = match (far.waiter(), near.wake_socket()) {
             (Some(far), Ok(bell)) => {
                 Some(Arc::new(Waiter { bell, far, is_woken: AtomicBool::new(false) }))
             }
@@ -532,7 +532,7 @@ impl<F: Far> Port for Near<F> {
 
 /// Sleeps on both sides: on the far side's event, and on a socket that near senders write to.
 struct Waiter {
-    bell: Bell,
+    bell: WakeSocket,
     far: Arc<dyn PortWaiter>,
     is_woken: AtomicBool,
 }
@@ -541,17 +541,17 @@ impl PortWaiter for Waiter {
     fn wait_or(&self, also: Option<BorrowedFd<'_>>, timeout: Duration) -> bool {
         let until = Instant::now() + brief(also, timeout);
         loop {
-            let has_come = self.bell.lie_down() || self.is_woken.swap(false, SeqCst);
+            let has_come = self.bell.arm() || self.is_woken.swap(false, SeqCst);
             let left = until.saturating_duration_since(Instant::now());
             if has_come || left.is_zero() {
                 break;
             }
             // A near sender may not have seen that this side is going to sleep.
-            if self.far.wait_or(Some(self.bell.fd()), left.min(LOOK)) {
+            if self.far.wait_or(Some(self.bell.fd()), left.min(RECHECK)) {
                 break;
             }
         }
-        self.bell.get_up();
+        self.bell.disarm();
         true
     }
 

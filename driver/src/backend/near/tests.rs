@@ -422,11 +422,11 @@ fn a_near_sender_rings_a_socket() {
     drain(&mut near[0]);
     let waiter = Arc::clone(near[0].waiter.as_ref().unwrap());
     let mut fds = [crate::backend::readable(std::os::fd::AsRawFd::as_raw_fd(&waiter.bell.fd()))];
-    assert!(!waiter.bell.lie_down());
+    assert!(!waiter.bell.arm());
     assert!(!crate::backend::sleep(&mut fds, Duration::ZERO));
     assert_eq!(send(&mut near[1], at, b"2"), Tx::Sent);
     assert!(crate::backend::sleep(&mut fds, Duration::from_secs(10)), "nobody rang");
-    waiter.bell.get_up();
+    waiter.bell.disarm();
     assert!(!crate::backend::sleep(&mut fds, Duration::ZERO), "the ring was not taken");
     assert_eq!(send(&mut near[1], at, b"3"), Tx::Sent);
     assert!(!crate::backend::sleep(&mut fds, Duration::ZERO), "it rings for one that is awake");

@@ -1,8 +1,8 @@
-//! A member's view of the slots of its group: see [`crate::board`].
+//! [`Board`] in a segment: a member's view of the slots of its group.
 //!
-//! A slot is written by its member alone: first the bytes and the mark, then the word that says of
-//! which group and call they are. Who is killed between the two has put nothing. All accesses are
-//! atomic, so a reader that is lied to gets wrong bytes and nothing worse.
+//! A slot is written by its member alone: first the bytes and the mark, then the stamp with the
+//! group and call. A member killed between the two has put nothing. All accesses are atomic: a
+//! malicious member can give others wrong bytes and do no other harm.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -11,12 +11,12 @@ use std::sync::{Arc, PoisonError};
 
 use super::layout::{DONE, LEAF_LEN, SLOTS};
 use super::segment::{SleepWord, SlotMem};
-use super::slots::{Fellow, LEFT, Left};
+use super::slots::{GroupMember, LEFT_GROUP, RetiredSlot};
 use super::wait::{Shared, wake_member};
 use crate::board::{BODY_MAX, Board};
 use crate::mem::{IoBuf, Span};
 
-/// Where in a leaf its mark and its bytes are, behind its stamp.
+/// Offsets of the mark and the bytes in a leaf, behind its stamp.
 const MARK: usize = 8;
 const BODY: usize = 16;
 /// Bytes that are copied at once.
@@ -29,13 +29,13 @@ pub(in crate::backend) struct ShmBoard {
     own: SlotMem,
     /// 0 until it is known.
     group: u32,
-    /// The last call that something was put for.
+    /// The last call that data was put for.
     last: u32,
     /// By rank.
-    members: Vec<Fellow>,
-    /// The segment's when all members were last seen to have their places.
+    members: Vec<GroupMember>,
+    /// The segment's epoch at the last check that all members hold their places.
     epoch: u64,
-    /// Places of the others, once each, and where they say that they sleep.
+    /// Places of the other members, once each, and their words `sleeping`.
     others: Vec<(usize, SleepWord)>,
     /// The process that made it; a forked child is another.
     pid: u32,
@@ -48,34 +48,35 @@ impl std::fmt::Debug for ShmBoard {
 }
 
 impl ShmBoard {
-    /// A slot for a group of the members at these places, which have these states.
+    /// Allocates a slot for a group of `members`, as places and their states. `None` without a free
+    /// slot or memory.
     pub(super) fn new(shared: &Arc<Shared>, members: Vec<(usize, u64)>) -> Option<Self> {
         let seg = &shared.seg;
         let mut slots = shared.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        let slot = slots.take(seg)?;
+        let slot = slots.allocate(seg)?;
         let Ok(own) = seg.reserve_slot(shared.me, slot) else {
-            slots.give_back(slot);
+            slots.free(slot);
             return None;
         };
         drop(slots);
-        // What an earlier group had here is of no call of this one.
+        // Data of an earlier group must match no call of this one.
         for at in [0, LEAF_LEN, DONE] {
             own.word(at).store(0, Release);
         }
-        // Who reads what is put from here on sees the above, and that the place has another holder.
+        // Readers of later data see the above, and the place's new holder.
         fence(Release);
         let mut others: Vec<usize> = members.iter().map(|m| m.0).collect();
         others.sort_unstable();
         others.dedup();
         others.retain(|&place| place != shared.me);
         let others = others.into_iter().map(|place| (place, seg.sleep_word(place))).collect();
-        let fellow = |(place, state)| Fellow { place, state, mem: SlotMem::NONE };
-        let members = members.into_iter().map(fellow).collect();
+        let member = |(place, state)| GroupMember { place, state, mem: SlotMem::NONE };
+        let members = members.into_iter().map(member).collect();
         let (shared, pid) = (Arc::clone(shared), std::process::id());
         Some(Self { shared, slot, own, group: 0, last: 0, members, epoch: 0, others, pid })
     }
 
-    /// Where a slot has what is put for `call`.
+    /// Offset in a slot of the data for `call`.
     #[inline(always)]
     fn leaf(call: u32) -> usize {
         (call as usize & 1) * LEAF_LEN
@@ -86,48 +87,49 @@ impl ShmBoard {
         u64::from(self.group) << 32 | u64::from(call)
     }
 
-    /// Learns where the slot of `rank` is.
+    /// Finds the slot of `rank` by its name. False if the name is invalid or the member was
+    /// replaced.
     fn find(&mut self, rank: usize, name: u64) -> bool {
         let seg = &self.shared.seg;
         let (inc, slot) = (name >> 32, (name as u32).wrapping_sub(1) as usize);
-        let fellow = &mut self.members[rank];
-        if slot >= SLOTS || inc != fellow.state >> 32 || !fellow.is_there(seg) {
+        let member = &mut self.members[rank];
+        if slot >= SLOTS || inc != member.state >> 32 || !member.holds_place(seg) {
             return false;
         }
-        // Its member has reserved it. That it says so is not enough to touch it.
-        let Ok(mem) = seg.reserve_slot(fellow.place, slot) else { return false };
-        fellow.mem = mem;
+        // The member has reserved the memory, but its word alone does not make access safe.
+        let Ok(mem) = seg.reserve_slot(member.place, slot) else { return false };
+        member.mem = mem;
         true
     }
 
-    /// [`replaced`](Board::replaced) once somebody has joined or left the segment since all members
-    /// were seen, which it had in this `epoch`.
+    /// [`replaced`](Board::replaced) after a change of the segment's members since the last check;
+    /// `epoch` is the segment's.
     #[cold]
     #[inline(never)]
-    fn look_who_is_replaced(&mut self, ranks: Range<u32>, call: u32, epoch: u64) -> Option<u32> {
+    fn find_replaced(&mut self, ranks: Range<u32>, call: u32, epoch: u64) -> Option<u32> {
         let (leaf, stamp) = (Self::leaf(call), self.stamp(call));
         let places = ranks.start as usize..ranks.end as usize;
         let mut readers = ranks.zip(&self.members[places]);
         let replaced = readers.find(|(_, m)| m.mem.word(leaf).load(Relaxed) != stamp);
         let replaced = replaced.map(|(rank, _)| rank);
-        if self.members.iter().all(|m| m.is_there(&self.shared.seg)) {
+        if self.members.iter().all(|m| m.holds_place(&self.shared.seg)) {
             self.epoch = epoch;
         }
         replaced
     }
 
-    /// Wakes those who sleep.
+    /// Wakes sleeping members.
     #[cold]
     #[inline(never)]
     fn wake_others(&self) {
         for &(place, _) in self.others.iter().filter(|(_, sleeping)| sleeping.load() != 0) {
-            // Without the bell it would look, find no frame, and sleep on.
-            self.shared.seg.ring_bell(place, self.shared.me);
+            // Without the doorbell the member would check, find no frame, and sleep on.
+            self.shared.seg.ring_doorbell(place, self.shared.me);
             wake_member(&self.shared, place);
         }
     }
 
-    /// Copies what is not a word to `leaf`.
+    /// Copies a body of any length to `leaf`.
     #[inline(never)]
     fn put_long(&self, leaf: usize, body: Span, len: usize) {
         let body = IoBuf::one(body);
@@ -154,7 +156,7 @@ impl Board for ShmBoard {
 
     fn meet(&mut self, group: u32, names: &[u64]) -> bool {
         assert!(names.len() == self.members.len());
-        // Acquire: who leaves its place after it is found there changes it.
+        // Acquire: a member that leaves its place after the check below changes the epoch.
         self.epoch = self.shared.seg.epoch().load(Acquire);
         let met = group != 0 && names.iter().enumerate().all(|(rank, &name)| self.find(rank, name));
         if met {
@@ -176,11 +178,11 @@ impl Board for ShmBoard {
             self.put_long(leaf, body.again(), len);
         }
         self.own.word(leaf + MARK).store(mark, Relaxed);
-        // Release: who sees it sees the above.
+        // Release: a reader that sees the stamp sees the data.
         self.own.word(leaf).store(self.stamp(call), Release);
         self.last = call;
-        // The load may be answered before the stamp is visible: who sleeps looks by itself, as it
-        // does for a frame.
+        // The load may be satisfied before the stamp is visible: a sleeper then checks by itself,
+        // as for a frame.
         if self.others.iter().any(|(_, sleeping)| sleeping.load() != 0) {
             self.wake_others();
         }
@@ -239,10 +241,10 @@ impl Board for ShmBoard {
 
     #[inline(always)]
     fn replaced(&mut self, ranks: Range<u32>, call: u32) -> Option<u32> {
-        // What was read of whoever has a member's place now comes after all that led to it.
+        // Data read from a member's replacement happened after the change of the epoch.
         fence(Acquire);
         let epoch = self.shared.seg.epoch().load(Acquire);
-        if epoch == self.epoch { None } else { self.look_who_is_replaced(ranks, call, epoch) }
+        if epoch == self.epoch { None } else { self.find_replaced(ranks, call, epoch) }
     }
 
     #[inline(always)]
@@ -259,12 +261,12 @@ impl Drop for ShmBoard {
             return;
         }
         let mut slots = self.shared.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        // Who has left its slot waits until this member has read it.
-        self.own.word(DONE).store(LEFT, Release);
+        // A member that has left waits for this before it reuses its slot.
+        self.own.word(DONE).store(LEFT_GROUP, Release);
         if self.group == 0 {
-            return slots.give_back(self.slot);
+            return slots.free(self.slot);
         }
         let (slot, group, last) = (self.slot, self.group, self.last);
-        slots.leave(Left { slot, group, last, members: std::mem::take(&mut self.members) });
+        slots.retire(RetiredSlot { slot, group, last, members: std::mem::take(&mut self.members) });
     }
 }

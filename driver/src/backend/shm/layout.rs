@@ -1,11 +1,11 @@
-//! Where everything lies in a segment's file. Numbers only; nothing here touches memory.
+//! Layout of a segment's file. Offsets only; nothing here accesses memory.
 //!
 //! ```text
 //! 0        magic, version, members, ring_len, frame_max, file_len     written once, by the maker
 //! 64       next incarnation                                           under the segment's lock
 //! 72       places: one more than the highest that was ever taken      under the segment's lock
 //! 128      epoch, changed with every attach and detach                under the segment's lock
-//! 192      of the last switch's uplink: MTU | RTO floor, us << 32
+//! 192      uplink of the last switch: MTU | RTO floor, us << 32
 //!          | may damage frames << 63                                  under the segment's lock
 //! 200      its bit/s                                                 under the segment's lock
 //! 208      its MAC | passes a kernel << 63                           under the segment's lock
@@ -15,9 +15,9 @@
 //!          +8   station    +16  pid (for messages only)               under the segment's lock
 //!          +24  frames that a monitor missed                          senders add
 //!          +32  name of a socket to sleep on, or 0                    the member
-//!          +40  pages of links to it that are there, a bit each       under the segment's lock
-//!          +48  long rings that it has                                the member
-//!          +56  1 if one could not ring at that socket               senders set
+//!          +40  allocated pages of links to it, a bit each            under the segment's lock
+//!          +48  number of its long rings                              the member
+//!          +56  1 if a wake-up at that socket failed                  senders set
 //!          +64  doorbell: a bit for each group of senders             senders set, member clears
 //!          +72  sleeping: 1 on this futex, 2 on the socket            member sets, senders clear
 //!          +128 the groups: a word each with a bit for each sender    senders set, member clears
@@ -28,7 +28,7 @@
 //!          kept with the place. The member writes, others read:
 //!          +0   of calls with an even number: group << 32 | number, +8 mark, +16 bytes
 //!          +1984  of those with an odd one, alike
-//!          +3968  group << 32 | number of the last call of which nothing is taken any more;
+//!          +3968  group << 32 | number of the last call that the member has finished reading;
 //!          2^32 - 1 when the member has left the group
 //! data     ring of (s, r) at (r * members + s) * ring_len, allocated while the link is open: a
 //!          short beginning first, the rest when the ring grows
@@ -64,13 +64,13 @@ const LINK_LEN: usize = 64;
 pub(super) const PAGE: usize = 4096;
 const _: () = assert!(GROUP * LINK_LEN == PAGE);
 
-/// Slots of a member on boards: groups that it is in at a time.
+/// Board slots of a member: the most groups that it is in at a time.
 pub(super) const SLOTS: usize = 32;
 /// Bytes of a slot.
 pub(super) const SLOT_LEN: usize = PAGE;
-/// From what a slot has of calls with even numbers to what it has of the others.
+/// Bytes of a leaf: a slot's first leaf is for calls with even numbers, the second for odd ones.
 pub(super) const LEAF_LEN: usize = 1984;
-/// Where in a slot its member says what it has done with.
+/// Offset in a slot of the last call that its member has finished reading.
 pub(super) const DONE: usize = 2 * LEAF_LEN;
 const _: () = assert!(LEAF_LEN == 16 + BODY_MAX && LEAF_LEN.is_multiple_of(64));
 const _: () = assert!(DONE + 64 <= SLOT_LEN);
@@ -80,15 +80,15 @@ const _: () = assert!(DONE + 64 <= SLOT_LEN);
 const RING_LEN_MIN: usize = 4096;
 const RING_LEN_MAX: usize = 1 << 40;
 
-/// Bytes of a ring at first: a pair that exchanges a short frame now and then needs no more, and
-/// 128 members who all do with each other take 254 MiB.
+/// Initial bytes of a ring: enough for a pair that exchanges short frames now and then. All rings
+/// of 128 members then take 254 MiB.
 const FIRST_LEN: usize = 16 << 10;
 
-/// The sizes that a segment was made with.
+/// The sizes of a segment, fixed when it is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     pub(super) members: usize,
-    /// Of a ring that has grown.
+    /// Bytes of a ring at full length.
     pub(super) ring_len: usize,
     pub(super) frame_max: usize,
 }
@@ -103,10 +103,10 @@ impl Layout {
             && slot_len(self.frame_max) <= self.ring_len / 4
     }
 
-    /// What `header` says, if it is a segment's of this version and sound.
+    /// Parses the header of a segment of this version, and returns its sizes and the file's length.
     ///
     /// # Errors
-    /// What it is instead.
+    /// What the header is instead.
     pub(super) fn parse(header: &[u8; HEADER_LEN]) -> Result<(Self, u64), String> {
         let word = |i: usize| {
             let mut bytes = [0; 8];
@@ -138,17 +138,17 @@ impl Layout {
         header
     }
 
-    /// Words of a doorbell that are used.
+    /// Words of a doorbell in use.
     pub(super) fn groups(&self) -> usize {
         self.members.div_ceil(GROUP)
     }
 
-    /// Bytes of a ring at first.
+    /// Initial bytes of a ring.
     pub(super) fn first_len(&self) -> usize {
         self.ring_len.min(FIRST_LEN)
     }
 
-    /// Longest frame of `extra` bytes more than members send in a ring of `ring_len` bytes.
+    /// Longest frame in a ring of `ring_len` bytes, with the `extra` bytes of a monitor's stamp.
     pub(super) fn frame_max_in(&self, ring_len: usize, extra: usize) -> usize {
         (self.frame_max + extra).min(ring_len / 4 - super::ring::WORD_LEN)
     }
@@ -163,7 +163,7 @@ impl Layout {
         r * self.members + s
     }
 
-    /// Bytes before the first link, which are always there.
+    /// Bytes before the first link, which are always allocated.
     pub(super) fn links_at(&self) -> usize {
         (MEMBER_AT + self.members * MEMBER_LEN).next_multiple_of(PAGE)
     }

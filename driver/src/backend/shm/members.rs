@@ -1,32 +1,34 @@
-//! A set of members, as a doorbell has them: bits of groups, and of the members in each.
+//! A set of members as a two-level bitmap, like a doorbell: a bit per group, and a bit per member
+//! in the group's word.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use super::layout::{GROUP, GROUPS_MAX, MEMBERS_MAX};
 
-/// See the module. To be empty is one look, and what is in it is found by what is in it.
+/// See the module. Emptiness is one load; the next member is found by two bit scans.
 pub(super) struct MemberSet {
     /// A bit for each of `words` that is not 0.
     groups: u64,
     words: [u64; GROUPS_MAX],
 }
 
-/// The place of member `m`, modulo [`MEMBERS_MAX`], in a set or a doorbell: its group, its bit
-/// there.
+/// The position of member `m`, modulo [`MEMBERS_MAX`], in a set or a doorbell: its group, and its
+/// bit in the group's word.
 #[inline(always)]
 pub(super) const fn place_of(m: usize) -> (usize, u64) {
     (m / GROUP % GROUPS_MAX, 1 << (m % GROUP))
 }
 
-/// Rings a doorbell for the member at a place: the word of its group, and that for all. Nothing is
-/// written if that was done and not heard yet.
+/// Rings a doorbell for the member at a position: sets its bit in the group's word, and the group's
+/// bit in the summary word. Writes nothing if both are still set.
 #[inline]
-pub(super) fn ring(bell_group: &AtomicU64, bell: &AtomicU64, (group, bit): (usize, u64)) {
-    if bell_group.load(Relaxed) & bit == 0 {
-        // Release: the one who takes the bit sees what it is rung for. SeqCst: and if the load
-        // below finds the word's bit not taken yet, who takes that takes this one after it.
-        bell_group.fetch_or(bit, SeqCst);
+pub(super) fn ring(doorbell_group: &AtomicU64, bell: &AtomicU64, (group, bit): (usize, u64)) {
+    if doorbell_group.load(Relaxed) & bit == 0 {
+        // Release: the receiver that takes the bit sees the published frame. SeqCst: if the load
+        // below finds the group's bit still set, the receiver that takes it takes this bit after
+        // it.
+        doorbell_group.fetch_or(bit, SeqCst);
     }
     if bell.load(SeqCst) & 1 << group == 0 {
         bell.fetch_or(1 << group, SeqCst);
@@ -36,7 +38,7 @@ pub(super) fn ring(bell_group: &AtomicU64, bell: &AtomicU64, (group, bit): (usiz
 impl MemberSet {
     pub(super) const EMPTY: Self = Self { groups: 0, words: [0; GROUPS_MAX] };
 
-    /// Not 0 if somebody is in it.
+    /// Not 0 if the set is not empty.
     #[inline(always)]
     pub(super) fn any(&self) -> u64 {
         self.groups
@@ -65,7 +67,7 @@ impl MemberSet {
         }
     }
 
-    /// The first from member `at` on.
+    /// The first member from `at` on.
     #[inline]
     pub(super) fn first_from(&self, at: usize) -> Option<usize> {
         if at >= MEMBERS_MAX {
@@ -84,7 +86,7 @@ impl MemberSet {
         Some(group * GROUP + self.words[group].trailing_zeros() as usize)
     }
 
-    /// Takes one out.
+    /// Removes the first member and returns it.
     pub(super) fn pop(&mut self) -> Option<usize> {
         let first = self.first_from(0);
         first.inspect(|&m| self.remove(m))

@@ -1,56 +1,55 @@
 //! An Ethernet segment between processes of one machine, in a file of /dev/shm.
 //!
-//! Every ordered pair of members has a ring of its own (`ring`) with the frames inside it; it takes
-//! memory only while the pair talks, and little until it talks much (`opening`). Why one ring per
-//! pair and not one per receiver:
-//! - the only shared line on a short frame's way is the one that the frame starts in: no
+//! Every ordered pair of members has its own ring (`ring`), which holds the frames themselves. A
+//! ring takes memory only while the pair exchanges frames, and little until traffic is high
+//! (`opening`). Why one ring per pair and not one per receiver:
+//! - the only shared cache line of a short frame is the one that the frame starts in: no
 //!   read-modify-write, no index;
-//! - a sender that is killed half way through a frame has not published it, and nobody else's
-//!   frames stand behind it. In a shared ring the others would have to detect and skip its slot;
-//! - a sender's memory is bounded, and full for its own frames only.
+//! - a sender killed half way through a frame has not published it, and no other sender's frames
+//!   are
+//!   behind it. In a shared ring the others would have to detect and skip its slot;
+//! - a sender's memory is bounded, and a full ring holds up only its own sender.
 //!
-//! The price is that a receiver has to know which rings to look at. It *watches* up to
-//! two rings directly (their senders do nothing but publish, which is the ping-pong case), and for
-//! the others has a *doorbell*: a bit per sender in words of 64, and one word with a bit per word.
-//! A sender sets its own by an atomic OR when it is not set yet, and then that of its word. So an
-//! idle poll reads three lines however many processes are attached, and a bell leads to whom it
-//! was rung by.
+//! The price is that a receiver has to know which rings to poll. It *watches* up to two rings
+//! directly (their senders only publish, which is the ping-pong case). For the others it has a
+//! *doorbell*: a bit per sender in words of 64, and a summary word with a bit per word. A sender
+//! sets its bit by an atomic OR unless it is set, and then the bit of its word. So an idle poll
+//! reads three cache lines for any number of members, and the doorbell tells which senders rang it.
 //!
-//! Publishing and then reading whether the bell is set, or whether the receiver watches, is a
-//! store followed by a load of another place, which without a fence may be answered by an old
-//! value: the bell is then not rung. So it is not by a sender that is killed before it does. Every
-//! `SWEEP_EVERY` polls the receiver therefore looks at some open rings regardless, so many that all
-//! have had their turn after `SWEEP_ALL` times; that bounds the harm to microseconds and costs the
-//! sender nothing. The same sweep notices senders that have left. Who opens a ring rings always, so
-//! that the receiver knows of it.
+//! A sender publishes a frame and then reads whether the doorbell is set or the receiver watches.
+//! Without a fence the load may return an old value, and the doorbell stays silent; so it does if
+//! the sender is killed in between. Every `SWEEP_EVERY` polls the receiver therefore checks a part
+//! of its open rings, so that all are checked after `SWEEP_ALL` sweeps. That bounds the delay to
+//! microseconds and costs the sender nothing. Sweeps also find senders that have left. A sender
+//! that opens a ring always rings the doorbell, so that the receiver learns of the ring.
 //!
-//! A frame is visible once [`Port::tx`] returns; [`Port::flush`] only wakes members that sleep.
+//! A frame is visible once [`Port::tx`] returns; [`Port::flush`] only wakes sleeping members.
 //!
-//! # Life and death
-//! A member shows its life by a lock on a byte of the file (`lock`), which the kernel releases when
-//! it dies. Joining, leaving, opening a ring and cleaning up happen under a lock of the same
-//! kind; the data path never takes one. What a member sent before it left or died stays in the
-//! receivers' rings until they have read it; then the receiver gives the ring's memory back. The
-//! dead are found by whoever joins, opens a ring, or finds a ring full for long.
+//! # Liveness
+//! A member holds a lock on a byte of the file (`lock`), which the kernel releases when its process
+//! ends. Joining, leaving, opening a ring and cleaning up take another such lock; the data path
+//! never does. Frames of a member that left or died stay in the receivers' rings until they are
+//! read; then the receiver gives the ring's memory back. Dead members are found when a member
+//! joins, opens a ring, or finds a ring full for long.
 //!
 //! # Boards
-//! The members of a group read what others have for it from [slots](crate::board) of theirs: a page
-//! each, which stays with the place of its member in the segment, so that what one that died or
-//! left has said can still be read. A slot serves another group once every member of the last one
-//! has done with it.
+//! The members of a group exchange data through [slots](crate::board), a page each. A slot belongs
+//! to its member's place in the segment, so that the data of a member that died or left can still
+//! be read. A slot is reused for another group once every member of the last one has finished
+//! reading.
 //!
 //! # Monitors
-//! A [`Monitor`] is a member that has no address and gets a copy of every frame, stamped with the
-//! time of its sending. A sender who knows of one keeps no routes, so that every frame takes the
-//! slow way, on which the copies are made; without one the fast way does not even ask. Members
-//! learn of a monitor in their next sweep. One that is too slow misses frames and never holds up
-//! anybody. A member may also show a monitor what passes another port of its process.
+//! A [`Monitor`] is a member without an address that gets a copy of every frame, stamped with the
+//! time of sending. A sender that knows of a monitor caches no routes, so that every frame takes
+//! the slow path, which makes the copies; without a monitor the fast path has no check for one.
+//! Members learn of a monitor in their next sweep. A monitor that is too slow misses frames and
+//! holds up no sender. A member may also feed a monitor with frames of another port of its process.
 //!
 //! # Trust
-//! The file is the user's own (0600, checked), but nothing read from it is believed: lengths and
-//! places are checked against private state after they were copied, members are indices below a
-//! private bound, and frames are lent as [`RxFrame`], which can only be copied from. A scribbled-on
-//! ring is closed and counted ([`PortCounters::rx_dropped`]), and its sender opens it anew.
+//! The file is the user's own (mode 0600, checked), but nothing read from it is trusted: lengths
+//! and offsets are copied and then checked against private state, members are indices below a
+//! private bound, and frames are lent as [`RxFrame`], which can only be copied from. A corrupted
+//! ring is closed and counted ([`PortCounters::rx_dropped`]), and its sender opens it again.
 
 mod board;
 mod ends;
@@ -70,7 +69,7 @@ mod tests;
 
 pub(in crate::backend) use board::ShmBoard;
 pub use monitor::Monitor;
-pub(in crate::backend) use monitor::Show;
+pub(in crate::backend) use monitor::MonitorFeed;
 pub use role::Uplink;
 
 use std::fs::File;
@@ -92,20 +91,20 @@ use crate::port::{
     FastPort, InPlaceTx, MTU_MIN, Port, PortCaps, PortCounters, PortGone, PortWaiter, Presence,
     ReplyTx, RxSink, Station, Tx,
 };
-use ends::Ends;
+use ends::RingEnds;
 use layout::Layout;
 use layout::MEMBERS_MAX;
 use members::{MemberSet, place_of, ring};
 use opening::Long;
-use ring::{Consumer, GRANULE, NoRoom, Producer, Taken, WORD_LEN, slot_len};
+use ring::{Consumer, GRANULE, NoRoom, Producer, RingItem, WORD_LEN, slot_len};
 use role::{Role, is_monitor, is_switch};
-use segment::{BELL, CLOSED, RawRing, WATCH};
+use segment::{CLOSED, DOORBELL, RawRing, WATCH};
 use wait::{Shared, Waiter};
 
-pub(crate) use wait::{Bell, LOOK};
+pub(crate) use wait::{RECHECK, WakeSocket};
 
-/// What is said if there is no [`Bell`].
-pub(crate) const NO_BELL: &str = "cannot make a socket to sleep on for";
+/// Error text for a [`WakeSocket`] that cannot be made.
+pub(crate) const NO_WAKE_SOCKET: &str = "cannot make a socket to sleep on for";
 
 /// Largest MTU: with its Ethernet header a frame is 64 KiB.
 pub const MTU_MAX: usize = 65_536 - ETH_HDR_LEN;
@@ -118,25 +117,24 @@ const BURST: usize = 64;
 /// Bytes of one sender that are lent at once: the sender gets room back before it has none, so that
 /// both copy at the same time.
 const BURST_BYTES: usize = RING_LEN / 8;
-/// Rings that a receiver looks at in every poll.
+/// Rings that a receiver checks in every poll.
 const WATCHES: usize = 2;
-/// A watched ring may be exchanged for a busier one after so many sweeps without a frame.
+/// Sweeps without a frame after which a watch may move to another ring.
 const WATCH_IDLE: u32 = 8;
-/// Polls between two looks at rings that are neither watched nor rung for, and looks after which
-/// each has had its turn: a poll takes 10 to 40 ns.
+/// Polls between two sweeps of rings without a watch, and sweeps that check every ring once: a poll
+/// takes 10 to 40 ns.
 const SWEEP_EVERY: i32 = 64;
 const SWEEP_ALL: usize = 16;
-/// Rings that a switch which believes nobody opens or makes longer in a turn: some 100 us in the
-/// worst case.
+/// Rings that a switch of a sealed segment opens or grows per poll: some 100 us in the worst case.
 const STEPS: u32 = 4;
 /// A frame that takes the fast path is no longer than any port's may be.
 const _: () = assert!(SHORT <= ETH_HDR_LEN + MTU_MIN);
 /// The bit of a key that makes it a group's.
 const GROUP: u64 = 1;
-/// The key of nobody: no station has this number, and the group that has has another MAC.
+/// A key that is no address: no station has this number, and the group with it has another MAC.
 const NO_KEY: u64 = (Station::EVERY as u64) << 48;
 
-/// How a segment is joined, and how it is made if there is none.
+/// Settings to join a segment, and to make it if there is none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShmSettings {
     /// Name of the segment: letters, digits, `-`, `_` and `.`, 1 to 64 of them. Default `default`,
@@ -179,8 +177,7 @@ impl ShmSettings {
         self.dir.join(format!("{FILE_PREFIX}{uid}-{}", self.name))
     }
 
-    /// Whether the segment could be joined or made with them, as far as can be seen; changes
-    /// nothing.
+    /// Checks whether the segment could be joined or made, as far as can be seen; changes nothing.
     pub(crate) fn check_here(&self) -> Result<(), OpenError> {
         self.check()?;
         if self.path().exists() {
@@ -195,7 +192,7 @@ impl ShmSettings {
         })
     }
 
-    /// The process of the switch that the segment has, if one lives. Changes nothing.
+    /// The process of the segment's switch, if one lives. Changes nothing.
     ///
     /// # Errors
     /// The file cannot be looked at, or is no segment.
@@ -203,7 +200,7 @@ impl ShmSettings {
         segment::switch_of(self)
     }
 
-    /// The MTU of a port that is opened with them now; `None` if none would open. Changes nothing.
+    /// The MTU of a port opened now; `None` if it would not open. Changes nothing.
     pub(crate) fn mtu_here(&self) -> Option<usize> {
         self.check().ok()?;
         let layout = match segment::layout_of(self).ok()? {
@@ -254,7 +251,7 @@ impl ShmSettings {
         Err(OpenError::BadSpec { spec: format!("shm:{}", self.name), why })
     }
 
-    /// Whether a segment of these sizes is what was asked for.
+    /// Checks that a segment of these sizes matches the settings.
     fn check_against(&self, layout: &Layout, path: &Path) -> Result<(), OpenError> {
         let pairs =
             [("ring", self.ring_len, layout.ring_len), ("members", self.members, layout.members)];
@@ -278,42 +275,42 @@ pub struct ShmPort {
     frame_max: usize,
     /// Bytes behind each frame that we receive: a monitor's stamp.
     extra: usize,
-    /// Members who get a copy of each frame that we send.
+    /// Members that get a copy of each frame that we send.
     monitors: Vec<usize>,
-    /// Frames go to the switch, whatever their address, and come from it.
+    /// Frames go to the switch, whatever their address, and come from it alone.
     is_leaf: bool,
-    /// Where the last frame went, which is also the usual one of `outs`.
+    /// Route of the last frame; its ring is the current one of `tx_rings`.
     last: Route,
     /// Addresses whose ring is open, by [`route_slot`].
     routes: Box<[Route; ROUTES]>,
     /// The process that opened the port; a forked child is another.
     pid: u32,
-    /// Members with frames of ours whom we have to wake.
+    /// Sleeping members with frames of ours, to be woken by `flush`.
     sleepers: MemberSet,
     counters: PortCounters,
-    /// Polls until the next one that looks at every ring, and how many such there have been.
+    /// Polls until the next sweep, and the number of sweeps so far.
     polls_to_sweep: i32,
     sweeps: u32,
     /// Not 0 if frames come several at a time, or `ready` is not 0.
     more: u64,
-    /// Frames that came one by one since a poll found none or many, less one if that found none.
-    /// [`PortCounters::rx_frames`] is what `counters` says of it plus one plus this.
+    /// Frames received singly since a poll found none or several, less one if that found none.
+    /// [`PortCounters::rx_frames`] is its value in `counters` plus one plus this.
     singles: i64,
     /// Senders that may have something beyond what the watched words show.
     ready: MemberSet,
-    /// The usual one of `ins` is who the first is on.
+    /// The ring of the first watch is the current one of `rx_rings`.
     watches: [Watch; WATCHES],
-    /// Where the next burst starts to look, so that none of many busy senders is left out.
+    /// The sender that the next burst starts from: round robin among busy senders.
     turn: usize,
     /// Senders whose ring is open.
-    open_ins: Vec<usize>,
-    /// Where the next sweep goes on, in `open_ins` and among all places.
+    open_rx_rings: Vec<usize>,
+    /// Where the next sweep continues, in `open_rx_rings` and among all places.
     sweep_at: usize,
     place_at: usize,
     bell: *const AtomicU64,
-    /// Towards each member, and one more towards nobody.
-    outs: Ends<Out>,
-    ins: Ends<In>,
+    /// Towards each member, and a last one that stays closed.
+    tx_rings: RingEnds<TxRing>,
+    rx_rings: RingEnds<RxRing>,
     /// Where a frame is, its length, and the member that sent it.
     burst: Box<[(*const u8, u32, u32); BURST]>,
     /// Epoch at which `peers` was read from the segment.
@@ -321,19 +318,19 @@ pub struct ShmPort {
     peers: Vec<Peer>,
     inc: u64,
     warned_ns: u64,
-    /// When a damaged ring was last told of.
-    told_ns: u64,
-    /// The last ring that was to be opened had no memory.
+    /// When a damaged ring was last logged.
+    logged_ns: u64,
+    /// The last attempt to open a ring lacked memory.
     lacks_memory: bool,
-    /// Those to whom a ring, or a longer one, was to be opened and had no memory. That a shorter
-    /// frame is sent says nothing of it: ACKs pass while what waits does not.
+    /// Members towards whom a ring, or a longer one, lacked memory. A shorter frame that is sent
+    /// does not clear this: ACKs pass while long frames wait.
     starved: Vec<usize>,
-    /// Our rings that have their full length, and to whom there was one that we gave up.
+    /// Our rings of full length, and the members towards whom we gave one up.
     long: Vec<Long>,
     given_up: Vec<usize>,
-    /// How many rings may be opened or made longer before the next poll, and after it.
+    /// Rings that may be opened or grown before the next poll, and per poll.
     steps: u32,
-    steps_max: u32,
+    syscall_budget: u32,
     /// Last: the pointers above go into its mapping.
     shared: Arc<Shared>,
 }
@@ -342,25 +339,24 @@ pub struct ShmPort {
 // self` or for atomics; nothing is tied to the thread.
 unsafe impl Send for ShmPort {}
 
-/// A ring that we look at in every poll.
+/// A ring that is checked in every poll.
 #[derive(Clone, Copy)]
 struct Watch {
-    /// Where the next frame's first byte comes, behind the word at the head of the sender's ring.
-    /// Or behind a word of ours that stays 0. (The frame and not its word, so that of the two one
-    /// has to be kept while the frame is lent.)
+    /// Address of the next frame's first byte, behind the word at the head of the sender's ring; or
+    /// behind [`NOTHING`]. (The frame and not its word: only one of the two is kept while the frame
+    /// is lent.)
     next: *const u8,
     /// Beyond all members if there is none.
     sender: usize,
-    /// Sweeps there had been when one last found that it had had a frame, and where the next word
-    /// was to come then.
+    /// The last sweep that found new frames in the ring, and `next` at that sweep.
     last_sweep: u32,
     swept: *const u8,
 }
 
-/// What a watch looks at that watches nothing, and where nobody watches.
+/// Word of a free watch, and `rx_open` of a closed ring.
 static NOTHING: AtomicU64 = AtomicU64::new(0);
 const _: () = assert!(CLOSED == 0);
-/// What says that something is to be done.
+/// [`TxRing::alert`] while clearing is due.
 static DUE: AtomicU32 = AtomicU32::new(1);
 
 impl Watch {
@@ -373,26 +369,26 @@ impl Watch {
         self.sender != usize::MAX
     }
 
-    /// The word that says whether the next frame is there.
+    /// The word that publishes the next frame.
     #[inline(always)]
     fn word(&self) -> *const AtomicU64 {
         self.next.wrapping_sub(WORD_LEN).cast()
     }
 }
 
-/// Where the frame after `word` is.
+/// Address of the frame after `word`.
 #[inline(always)]
 const fn behind(word: *const AtomicU64) -> *const u8 {
     word.cast::<u8>().wrapping_add(WORD_LEN)
 }
 
-/// The sending end towards one member. Aligned for the sake of its address's arithmetic.
+/// The sending end towards one member. The alignment makes its index a shift.
 #[repr(align(128))]
-struct Out {
+struct TxRing {
     ring: Producer<RawRing>,
     rx_open: *const AtomicU64,
     /// The receiver's doorbell for our group, and that for all.
-    bell_group: *const AtomicU64,
+    doorbell_group: *const AtomicU64,
     bell: *const AtomicU64,
     sleeping: *const AtomicU32,
     /// Not 0 if there is something to do after a frame went out: `sleeping`, or [`DUE`].
@@ -404,13 +400,13 @@ struct Out {
     bytes: u64,
     fulls: u32,
     is_open: bool,
-    /// Bytes through the ring after which it had better be longer.
+    /// Bytes through the ring after which it is grown.
     grow_at: u64,
-    /// Which way frames that are long are stored.
+    /// How long frames are stored: through the cache or past it.
     stores: Stores,
 }
 
-impl Out {
+impl TxRing {
     /// The end from `me` towards `r`, closed.
     fn closed(seg: &segment::Segment, me: usize, r: usize) -> Self {
         let ring = Producer::new(RawRing::NONE, seg.layout.first_len());
@@ -419,8 +415,8 @@ impl Out {
         Self {
             ring,
             rx_open: &NOTHING,
-            bell_group: seg.bell_group(r, place_of(me).0),
-            bell: seg.bell(r),
+            doorbell_group: seg.doorbell_group(r, place_of(me).0),
+            bell: seg.doorbell(r),
             sleeping,
             alert: sleeping,
             frames: 0,
@@ -433,15 +429,15 @@ impl Out {
         }
     }
 
-    /// Rings for `me`, unless that was done and not heard yet.
+    /// Rings the receiver's doorbell for `me`, unless it is still set.
     #[inline]
-    fn ring_bell(&self, me: usize) {
+    fn ring_doorbell(&self, me: usize) {
         // SAFETY: words of the mapping (`closed`), which `ShmPort::shared` keeps.
-        let (bell_group, bell) = unsafe { (&*self.bell_group, &*self.bell) };
-        ring(bell_group, bell, place_of(me));
+        let (doorbell_group, bell) = unsafe { (&*self.doorbell_group, &*self.bell) };
+        ring(doorbell_group, bell, place_of(me));
     }
 
-    /// Clears ahead of the frame that was sent. Says whether somebody sleeps.
+    /// Clears granules ahead of the tail. True if the receiver sleeps.
     #[inline(never)]
     fn clear_ahead(&mut self) -> bool {
         self.alert = self.sleeping;
@@ -453,7 +449,7 @@ impl Out {
 
 /// The receiving end from one member.
 #[repr(align(128))]
-struct In {
+struct RxRing {
     ring: Consumer<RawRing, ETH_HDR_LEN>,
     is_open: bool,
     /// Which of the watches is on it, or [`WATCHES`].
@@ -464,24 +460,25 @@ struct In {
     tx_open: *const AtomicU64,
 }
 
-/// What the segment last said of a member; 0 for an empty place.
+/// A member's entry as last read from the segment; state 0 for an empty place.
 #[derive(Clone, Copy)]
 struct Peer {
     state: u64,
     key: u64,
 }
 
-/// An address and the member who has it.
+/// An address and the member that frames to it go to.
 #[derive(Clone, Copy)]
 struct Route {
     key: u64,
     to: usize,
 }
 
-/// Places for routes: twice the members, so that few collide; two that do are looked up anew.
+/// Entries of the route cache: twice the members, so that few collide. Colliding addresses are
+/// looked up again.
 const ROUTES: usize = 2 * MEMBERS_MAX;
 
-/// Where in the routes an address is looked for.
+/// Index of an address in the route cache.
 #[inline(always)]
 fn route_slot(key: u64) -> usize {
     (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - ROUTES.ilog2())) as usize
@@ -504,8 +501,8 @@ impl ShmPort {
         Self::open_as(settings, Role::Switch(uplink))
     }
 
-    /// Joins the segment as a station that reaches others through the switch alone, and says what
-    /// is behind that. [`Uplink::mtu`] is 0 if there never was one.
+    /// Joins the segment as a station that reaches others through the switch alone, and returns the
+    /// switch's uplink. [`Uplink::mtu`] is 0 if there never was a switch.
     ///
     /// # Errors
     /// [`OpenError`]; nothing is left behind.
@@ -515,9 +512,9 @@ impl ShmPort {
         Ok((port, uplink))
     }
 
-    /// As [`open_switch`](Self::open_switch), of the segment in a [sealed](sealed::make) `file`, of
-    /// whose other members nothing is believed: neither what they write nor that they let go of a
-    /// lock. What takes system calls is done [`STEPS`] times a poll at most.
+    /// As [`open_switch`](Self::open_switch), of the segment in a [sealed](sealed::create) `file`.
+    /// Its other members are not trusted: neither their data nor to release a lock. At most
+    /// [`STEPS`] rings are opened or grown per poll.
     ///
     /// # Errors
     /// [`OpenError`].
@@ -529,11 +526,11 @@ impl ShmPort {
         settings.check()?;
         let role = Role::Switch(uplink);
         let mut port = Self::joined(sealed::join(file, settings, role)?, settings, role);
-        (port.steps, port.steps_max) = (STEPS, STEPS);
+        (port.steps, port.syscall_budget) = (STEPS, STEPS);
         Ok(port)
     }
 
-    /// As [`open_leaf`](Self::open_leaf), of the segment in a [sealed](sealed::make) `file`.
+    /// As [`open_leaf`](Self::open_leaf), of the segment in a [sealed](sealed::create) `file`.
     ///
     /// # Errors
     /// [`OpenError`].
@@ -551,7 +548,7 @@ impl ShmPort {
         Self::open_within(settings, role, segment::PATIENCE)
     }
 
-    /// Waits at most `patience` for members that are about to join or to leave, as leaving does.
+    /// Waits at most `patience` for the segment's lock, here and when leaving.
     fn open_within(
         settings: &ShmSettings,
         role: Role,
@@ -571,12 +568,13 @@ impl ShmPort {
             tells_presence: true,
             ..PortCaps::new(station, mtu, format!("shm:{}", settings.name))
         };
-        // Towards nobody it stays closed.
-        let mut outs = Ends::new((0..layout.members).chain([me]).map(|r| Out::closed(&seg, me, r)));
-        outs.set_usual(layout.members);
+        // The last one stays closed.
+        let mut tx_rings =
+            RingEnds::new((0..layout.members).chain([me]).map(|r| TxRing::closed(&seg, me, r)));
+        tx_rings.set_current(layout.members);
         let extra = if role == Role::Monitor { monitor::STAMP_LEN } else { 0 };
-        let ins = Ends::new((0..layout.members).map(|_| In::closed(layout, extra)));
-        let bell = std::ptr::from_ref(seg.bell(me));
+        let rx_rings = RingEnds::new((0..layout.members).map(|_| RxRing::closed(layout, extra)));
+        let bell = std::ptr::from_ref(seg.doorbell(me));
         tracing::debug!(path = %seg.path.display(), %station, mtu, "joined");
         Self {
             caps,
@@ -596,31 +594,31 @@ impl ShmPort {
             ready: MemberSet::EMPTY,
             watches: [Watch::NONE; WATCHES],
             turn: 0,
-            open_ins: Vec::with_capacity(layout.members),
+            open_rx_rings: Vec::with_capacity(layout.members),
             sweep_at: 0,
             place_at: 0,
             bell,
-            outs,
-            ins,
+            tx_rings,
+            rx_rings,
             burst: Box::new([(std::ptr::null(), 0, 0); BURST]),
             epoch: 0,
             peers: vec![Peer { state: 0, key: NO_KEY }; layout.members],
             inc,
             warned_ns: 0,
-            told_ns: 0,
+            logged_ns: 0,
             lacks_memory: false,
             starved: Vec::new(),
             long: Vec::new(),
             given_up: Vec::new(),
             steps: u32::MAX,
-            steps_max: u32::MAX,
+            syscall_budget: u32::MAX,
             shared: Arc::new(Shared::new(seg, me)),
         }
     }
 
-    /// Whether one more thing that takes system calls may be done in this turn.
+    /// Takes one of the steps that this poll may spend on system calls; false if none is left.
     #[cold]
-    fn may_step(&mut self) -> bool {
+    fn may_use_syscalls(&mut self) -> bool {
         let left = self.steps.checked_sub(1);
         self.steps = left.unwrap_or(0);
         left.is_some()
@@ -631,23 +629,24 @@ impl ShmPort {
         &self.shared.seg.path
     }
 
-    /// How to sleep on this port and another. Who has it does not use [`Port::waiter`].
+    /// A socket to sleep on this port and on other descriptors. Excludes the use of
+    /// [`Port::waiter`].
     ///
     /// # Errors
     /// Those of making a socket.
-    pub(crate) fn bell(&self) -> Result<Bell, OpenError> {
-        let no_bell = |e| OpenError::os(NO_BELL, self.path(), e, OPEN_FILES);
-        Bell::hang(&self.shared).map_err(no_bell)
+    pub(crate) fn wake_socket(&self) -> Result<WakeSocket, OpenError> {
+        let no_socket = |e| OpenError::os(NO_WAKE_SOCKET, self.path(), e, OPEN_FILES);
+        WakeSocket::bind(&self.shared).map_err(no_socket)
     }
 
-    /// Changes when a member came or went.
+    /// Changes when a member joins or leaves.
     #[inline]
     pub(crate) fn epoch(&self) -> u64 {
-        // Relaxed: `has` looks properly.
+        // Relaxed: `refresh` reads it with Acquire.
         self.shared.seg.epoch().load(Relaxed)
     }
 
-    /// Who has the address `key`, as far as was looked.
+    /// The member with the address `key`, as of the last refresh.
     fn member(&self, key: u64) -> Option<usize> {
         self.peers.iter().position(|p| p.key == key && p.state != 0)
     }
@@ -684,7 +683,7 @@ impl ShmPort {
     }
 }
 
-impl In {
+impl RxRing {
     fn closed(layout: Layout, extra: usize) -> Self {
         Self::new(RawRing::NONE, &NOTHING, layout, extra)
     }
@@ -707,14 +706,14 @@ impl In {
 
 impl Drop for ShmPort {
     fn drop(&mut self) {
-        // A child forked from the member is none: the parent still is.
+        // A forked child is no member; its parent still is.
         if self.pid == std::process::id() {
             self.shared.seg.leave(self.shared.me);
         }
     }
 }
 
-/// What became of a frame offered to one member.
+/// Outcome of a frame offered to one member.
 enum Pushed {
     Sent,
     Full,
@@ -723,8 +722,8 @@ enum Pushed {
 
 /// Sending.
 impl ShmPort {
-    /// A slot on a board that these stations share, in the order of ranks, of which this port's own
-    /// is one: see [`AnyPort::board`](super::any_port::AnyPort::board).
+    /// Allocates a slot on a board shared by these stations, in the order of ranks, among them this
+    /// port's own: see [`AnyPort::board`](super::any_port::AnyPort::board).
     pub(in crate::backend) fn board(&mut self, members: &[Station]) -> Option<ShmBoard> {
         self.refresh();
         // A leaf sees the switch alone, whoever else there is.
@@ -740,8 +739,8 @@ impl ShmPort {
     /// Copies `frame` into the ring towards `r`, which is open on our side.
     #[inline(always)]
     fn push(&mut self, r: usize, frame: &TxFrame<'_>, len: usize) -> Pushed {
-        let out = &mut self.outs[r];
-        // SAFETY: `rx_open` and `sleeping` are words of the mapping (`connect`, `Out::closed`),
+        let out = &mut self.tx_rings[r];
+        // SAFETY: `rx_open` and `sleeping` are words of the mapping (`connect`, `TxRing::closed`),
         // which `shared` keeps, or a static.
         let (rx_open, sleeping) = unsafe { (&*out.rx_open, &*out.sleeping) };
         if rx_open.load(Relaxed) == CLOSED {
@@ -755,16 +754,16 @@ impl ShmPort {
                 None => return Pushed::Full,
             },
         };
-        let out = &mut self.outs[r];
+        let out = &mut self.tx_rings[r];
         let to = out.ring.mem().at(place.frame_pos);
         // SAFETY: `reserve` found room for `len` bytes at `frame_pos` in a ring of the mapping,
         // which the receiver is not reading and no `TxFrame` overlaps.
         unsafe { frame.copy_to_peer(to, &mut out.stores) };
         out.ring.commit(place, len);
         out.fulls = 0;
-        // The three loads below may be answered before the frame is visible: see the file's head.
+        // The three loads below may be satisfied before the frame is visible: see the module.
         if rx_open.load(Relaxed) != WATCH {
-            out.ring_bell(self.shared.me);
+            out.ring_doorbell(self.shared.me);
         }
         if sleeping.load(Relaxed) != 0 {
             self.sleepers.insert(r);
@@ -782,41 +781,41 @@ impl ShmPort {
         }
     }
 
-    /// Does what is to be done after a frame to the usual one: clears ahead, and wakes who sleeps.
+    /// Work due after a frame to the current ring: clears ahead, and wakes a sleeping receiver.
     #[cold]
     #[inline(never)]
-    fn attend(&mut self) {
-        if self.outs.usual().clear_ahead() {
+    fn after_send(&mut self) {
+        if self.tx_rings.current().clear_ahead() {
             self.sleepers.insert(self.last.to);
             self.wake_sleepers();
         }
     }
 
-    /// Sends a usual, short frame of `len` bytes, whose body lies in one piece at `body`, to a
-    /// receiver that watches our ring, if there is nothing more to it than to write it: no padding,
-    /// no room to ask for, no bell. Otherwise changes nothing.
+    /// Sends a short frame of `len` bytes with a contiguous body at `body` to a receiver that
+    /// watches the current ring, if that needs no padding, no reading of the receiver's head and no
+    /// doorbell. Otherwise changes nothing and returns false.
     #[inline(always)]
-    fn push_ahead(&mut self, frame: &TxFrame<'_>, len: usize, body: (*const u8, usize)) -> bool {
+    fn push_fast(&mut self, frame: &TxFrame<'_>, len: usize, body: (*const u8, usize)) -> bool {
         if frame.dst_word() != self.last.key {
             return false;
         }
-        let out = self.outs.usual();
+        let out = self.tx_rings.current();
         // SAFETY: as in `push`.
         if unsafe { &*out.rx_open }.load(Relaxed) != WATCH {
             return false;
         }
-        let Some(place) = out.ring.claim_ahead(len) else { return false };
+        let Some(place) = out.ring.claim_fast(len) else { return false };
         if place.is_clearing_due {
             out.alert = &DUE;
         }
         out.frames += 1;
         out.bytes += len as u64;
         let to = place.mem().at(place.frame_pos());
-        // SAFETY: as in `push`, by `claim_ahead`; the frame is usual and short, and its body lies
-        // where the caller was told.
+        // SAFETY: as in `push`, by `claim_fast`; the frame is short, and its body lies at `body` by
+        // the caller's contract.
         unsafe { frame.copy_short_to_raw(body, to) };
         place.commit();
-        // May be answered before the frame is visible, as in `push`.
+        // May be satisfied before the frame is visible, as in `push`.
         // SAFETY: as in `push`, or a static.
         if unsafe { &*out.alert }.load(Relaxed) != 0 && out.clear_ahead() {
             self.sleepers.insert(self.last.to);
@@ -826,14 +825,14 @@ impl ShmPort {
 
     /// As [`tx_in_place`](InPlaceTx::tx_in_place), for a frame of any length.
     #[inline(always)]
-    fn push_made<const H: usize>(
+    fn push_in_place<const H: usize>(
         &mut self,
         dst: u64,
         head: &impl WriteHead<H>,
         rest: &impl WriteBody,
     ) -> bool {
         let frame_len = H + rest.size();
-        let out = self.outs.usual();
+        let out = self.tx_rings.current();
         // SAFETY: as in `push`.
         let (rx_open, sleeping) = unsafe { (&*out.rx_open, &*out.sleeping) };
         let near = dst == self.last.key && rx_open.load(Relaxed) == WATCH;
@@ -850,7 +849,7 @@ impl ShmPort {
         out.ring.commit(place, frame_len);
         out.fulls = 0;
         self.counters.sent(frame_len);
-        // May be answered before the frame is visible, as in `push`.
+        // May be satisfied before the frame is visible, as in `push`.
         if sleeping.load(Relaxed) != 0 {
             self.sleepers.insert(self.last.to);
             self.wake_sleepers();
@@ -858,9 +857,9 @@ impl ShmPort {
         true
     }
 
-    /// [`Port::tx`] for all that [`push_ahead`](Self::push_ahead) leaves.
+    /// [`Port::tx`] for all that [`push_fast`](Self::push_fast) leaves.
     #[inline(never)]
-    fn tx_any(&mut self, frame: &TxFrame<'_>) -> Result<Tx, PortGone> {
+    fn tx_general(&mut self, frame: &TxFrame<'_>) -> Result<Tx, PortGone> {
         let len = frame.len();
         assert!(frame.head.len() >= ETH_HDR_LEN && len <= self.frame_max, "frame of {len} bytes");
         let key = frame.dst_word();
@@ -869,7 +868,7 @@ impl ShmPort {
             Tx::NoRoute
         } else if key == route.key {
             self.last = route;
-            self.outs.set_usual(route.to);
+            self.tx_rings.set_current(route.to);
             match self.push(route.to, frame, len) {
                 Pushed::Sent => Tx::Sent,
                 Pushed::Full => self.full(route.to),
@@ -899,7 +898,7 @@ impl ShmPort {
             false => self.member(key),
         };
         let Some(r) = found else { return Err(Tx::NoRoute) };
-        if !self.outs[r].is_open {
+        if !self.tx_rings[r].is_open {
             match self.connect(r) {
                 Tx::Sent => {}
                 other => return Err(other),
@@ -919,10 +918,10 @@ impl ShmPort {
 
     /// Whether the ring from `s` holds frames that were not received. The next poll looks there.
     fn has_unread(&mut self, s: usize) -> bool {
-        if !self.ins[s].is_open && !self.accept(s) {
+        if !self.rx_rings[s].is_open && !self.accept(s) {
             return false;
         }
-        let unread = self.ins[s].ring.pending();
+        let unread = self.rx_rings[s].ring.pending();
         if unread {
             self.ready.insert(s);
             self.more |= self.ready.any();
@@ -930,10 +929,10 @@ impl ShmPort {
         unread
     }
 
-    /// Reads the members anew if one came or went since the last time.
+    /// Reads the member entries again if one joined or left since the last time.
     fn refresh(&mut self) {
         let seg = &self.shared.seg;
-        // Acquire: who sees the number sees the entries that it was raised for.
+        // Acquire: the entries that the epoch was raised for are visible.
         let epoch = seg.epoch().load(Acquire);
         if epoch == self.epoch {
             return;
@@ -948,7 +947,7 @@ impl ShmPort {
         let all = self.peers.iter().enumerate();
         let all = all.filter(|(m, peer)| *m != self.shared.me && is_monitor(peer.state));
         // Each costs a copy of every frame.
-        let max = if seg.is_wary() { 1 } else { MEMBERS_MAX };
+        let max = if seg.distrusts_members() { 1 } else { MEMBERS_MAX };
         self.monitors = all.map(|(m, _)| m).take(max).collect();
         if !self.monitors.is_empty() {
             self.routes.fill(Route { key: NO_KEY, to: 0 });
@@ -960,21 +959,21 @@ impl ShmPort {
     fn forget_last(&mut self) {
         let nobody = self.peers.len();
         self.last = Route { key: NO_KEY, to: nobody };
-        self.outs.set_usual(nobody);
+        self.tx_rings.set_current(nobody);
     }
 
-    /// Sends to every other member. Those whose ring is full do not get it.
+    /// Sends to every other member. Members whose ring is full do not get the frame.
     #[cold]
     fn tx_group(&mut self, frame: &TxFrame<'_>, len: usize) {
         self.refresh();
         for r in 0..self.peers.len() {
             let Peer { state, key } = self.peers[r];
-            // Nor to its source, if it is forwarded.
+            // Not to its source either, if it is forwarded.
             let is_other = r != self.shared.me && key != frame.src_word();
             if !is_other || state == 0 || is_monitor(state) {
                 continue;
             }
-            let is_open = self.outs[r].is_open || matches!(self.connect(r), Tx::Sent);
+            let is_open = self.tx_rings[r].is_open || matches!(self.connect(r), Tx::Sent);
             match if is_open { self.push_slow(r, frame, len) } else { Pushed::Full } {
                 Pushed::Sent => {}
                 Pushed::Full => self.counters.tx_dropped += 1,
@@ -987,11 +986,11 @@ impl ShmPort {
     fn tx_slow(&mut self, frame: &TxFrame<'_>, len: usize, key: u64) -> Tx {
         self.refresh();
         if self.monitors.is_empty() {
-            return self.tx_looked_up(frame, len, key);
+            return self.tx_resolved(frame, len, key);
         }
-        // Before it is sent, or an answer to it could bear an earlier time.
+        // Taken before sending: an answer must not have an earlier time.
         let at = monotonic_ns();
-        let sent = self.tx_looked_up(frame, len, key);
+        let sent = self.tx_resolved(frame, len, key);
         if sent == Tx::Sent {
             self.mirror(frame, at);
         }
@@ -1004,14 +1003,14 @@ impl ShmPort {
         let Some(stamped) = monitor::stamped(frame, at, &mut tail) else { return };
         for i in 0..self.monitors.len() {
             let r = self.monitors[i];
-            let is_open = self.outs[r].is_open || self.connect(r) == Tx::Sent;
+            let is_open = self.tx_rings[r].is_open || self.connect(r) == Tx::Sent;
             let len = stamped.len();
             match if is_open { self.push_slow(r, &stamped, len) } else { Pushed::Full } {
                 Pushed::Sent => {}
                 Pushed::Full => {
                     // Relaxed: a number to show.
                     self.shared.seg.missed(r).fetch_add(1, Relaxed);
-                    // Finds out now and then whether the monitor still lives.
+                    // Checks now and then whether the monitor still lives.
                     self.full(r);
                 }
                 Pushed::Closed => self.close_out(r),
@@ -1019,8 +1018,8 @@ impl ShmPort {
         }
     }
 
-    /// Sends a frame whose route is not at hand.
-    fn tx_looked_up(&mut self, frame: &TxFrame<'_>, len: usize, key: u64) -> Tx {
+    /// Sends a frame without a cached route.
+    fn tx_resolved(&mut self, frame: &TxFrame<'_>, len: usize, key: u64) -> Tx {
         // The lowest bit of the first byte says that it is a group address.
         if key & GROUP != 0 && !self.is_leaf {
             self.tx_group(frame, len);
@@ -1068,14 +1067,14 @@ impl InPlaceTx for ShmPort {
         rest: &R,
     ) -> bool {
         if R::LONG {
-            return self.push_made(dst, head, rest);
+            return self.push_in_place(dst, head, rest);
         }
         let len = H + rest.size();
         if len > SHORT {
             return cold(false);
         }
-        let out = self.outs.usual();
-        // Without a last one there is nobody who watches.
+        let out = self.tx_rings.current();
+        // Without a last route the current ring is the closed one.
         if dst != self.last.key {
             return cold(false);
         }
@@ -1083,14 +1082,14 @@ impl InPlaceTx for ShmPort {
         if unsafe { &*out.rx_open }.load(Relaxed) != WATCH {
             return cold(false);
         }
-        let Some(place) = out.ring.claim_ahead(len) else { return cold(false) };
+        let Some(place) = out.ring.claim_fast(len) else { return cold(false) };
         if place.is_clearing_due {
             cold(());
             out.alert = &DUE;
         }
         // By way of its word, where that is needed as well.
         let to = place.mem().at(place.word_pos()).wrapping_byte_add(WORD_LEN);
-        // SAFETY: as in `push`, by `claim_ahead`: `len` bytes, no more than `SHORT`,
+        // SAFETY: as in `push`, by `claim_fast`: `len` bytes, no more than `SHORT`,
         // of which `H` are the head's. From the end to the start, as in `copy_short_to_raw`.
         unsafe {
             rest.fill(to.add(H));
@@ -1104,29 +1103,29 @@ impl InPlaceTx for ShmPort {
 
     #[inline(always)]
     fn finish(&mut self) {
-        let out = self.outs.usual();
-        // May be answered before the frame is visible, as in `push`.
+        let out = self.tx_rings.current();
+        // May be satisfied before the frame is visible, as in `push`.
         // SAFETY: as in `push`, or a static.
         if unsafe { &*out.alert }.load(Relaxed) != 0 {
             cold(());
-            self.attend();
+            self.after_send();
         }
     }
 }
 
-/// Takes the frames of a burst, with the member that sent each.
+/// Sink for the frames of a burst, with the address of each sender.
 trait BurstSink {
-    /// Whether the sender's address is asked for.
-    const ASKS: bool = false;
+    /// Whether the sink needs the sender's address.
+    const WANTS_KEY: bool = false;
 
     /// As [`RxSink::prefetch`].
     fn prefetch(&mut self, frame: &RxFrame<'_>);
 
-    /// As [`RxSink::frame`]. `key` is the sender's address, if the sink [asks](Self::ASKS).
+    /// As [`RxSink::frame`]. `key` is the sender's address if [`WANTS_KEY`](Self::WANTS_KEY).
     fn frame_from(&mut self, key: u64, frame: &RxFrame<'_>);
 }
 
-/// A sink that does not ask from whom a frame is.
+/// A sink without the sender's address.
 struct FromAny<'a>(&'a mut dyn RxSink);
 
 impl BurstSink for FromAny<'_> {
@@ -1141,11 +1140,11 @@ impl BurstSink for FromAny<'_> {
     }
 }
 
-/// A closure that does.
+/// A closure that takes the sender's address.
 struct FromMember<F>(F);
 
 impl<F: FnMut(u64, &RxFrame<'_>)> BurstSink for FromMember<F> {
-    const ASKS: bool = true;
+    const WANTS_KEY: bool = true;
 
     #[inline(always)]
     fn prefetch(&mut self, _: &RxFrame<'_>) {}
@@ -1156,8 +1155,8 @@ impl<F: FnMut(u64, &RxFrame<'_>)> BurstSink for FromMember<F> {
     }
 }
 
-/// What was found in a ring.
-enum Gathered {
+/// Outcome of collecting frames from a ring.
+enum Collected {
     Nothing,
     Some,
     Damaged,
@@ -1165,9 +1164,9 @@ enum Gathered {
 
 /// Receiving.
 impl ShmPort {
-    /// Counts a poll, and sweeps if it is time.
+    /// Counts a poll, and sweeps if it is due.
     #[inline(always)]
-    fn look_around(&mut self) {
+    fn tick(&mut self) {
         self.polls_to_sweep -= 1;
         if self.polls_to_sweep <= 0 {
             self.polls_to_sweep = SWEEP_EVERY;
@@ -1180,49 +1179,48 @@ impl ShmPort {
     /// [`Port::rx_burst`], which cannot fail here, for a sink of known type.
     #[inline(always)]
     pub fn receive(&mut self, max: usize, sink: &mut impl RxSink) -> usize {
-        self.look_around();
+        self.tick();
         let few = if max > 0 { self.rx_poll(sink) } else { None };
         few.unwrap_or_else(|| self.poll(max, sink))
     }
 
-    /// As [`receive`](Self::receive), and tells the address of the member whose ring a frame lay
-    /// in: in the lower 48 bits, as in a frame.
+    /// As [`receive`](Self::receive), with the address of the member whose ring each frame was in,
+    /// as [`Station::word`].
     pub(crate) fn receive_from(
         &mut self,
         max: usize,
         each: impl FnMut(u64, &RxFrame<'_>),
     ) -> usize {
-        self.look_around();
-        self.steps = self.steps_max;
+        self.tick();
+        self.steps = self.syscall_budget;
         self.poll_from(max, &mut FromMember(each))
     }
 
-    /// Looks at every open ring and at every place, and says whether any has a frame or a ring that
-    /// was opened.
-    pub(crate) fn look_everywhere(&mut self) -> bool {
+    /// Checks every open ring and every place. True if one has a frame or a newly opened ring.
+    pub(crate) fn sweep_all(&mut self) -> bool {
         (0..SWEEP_ALL).for_each(|_| self.sweep());
         (0..self.shared.seg.places()).for_each(|_| self.sweep_places());
         self.ready.any() != 0
     }
 
-    /// Takes the one frame at `at`, before which the first watch shows `word`, and says whether
-    /// there was one. (The first watch is the first that ever had a frame: the only peer, if there
-    /// is one.)
+    /// Receives the single frame at `at`, published by `word` in the ring of the first watch. False
+    /// if there was none. (The first watch is on the first sender that ever had a frame: the only
+    /// peer, if there is one.)
     ///
-    /// After a poll without a frame it does not look whether a second one stands behind it: the
-    /// sender has just written there, so to look is a cache miss that the answer to this frame
-    /// would wait for. After a poll with one it does, and the next poll takes a burst.
+    /// After an empty poll the next word is not checked: the sender has just written that line, so
+    /// the load is a cache miss that would delay the answer to this frame. After a poll with a
+    /// frame it is checked, and the next poll takes a burst.
     #[inline(always)]
-    fn one(&mut self, at: *const u8, word: u64, sink: &mut impl RxSink) -> bool {
-        let ring = &mut self.ins.usual().ring;
-        let Taken::Frame { pos, len } = ring.take_plain(word) else { return cold(false) };
-        // Behind its word, and before the next one's, which is inside the ring as well. Who takes
-        // frames another way moves the watch with the head (`released`). Where a sender writes
-        // padding and nothing behind it, the head alone goes on, to where `take_plain` takes
-        // nothing, whatever the word, before `released` is next.
+    fn receive_one(&mut self, at: *const u8, word: u64, sink: &mut impl RxSink) -> bool {
+        let ring = &mut self.rx_rings.current().ring;
+        let RingItem::Frame { pos, len } = ring.take_plain(word) else { return cold(false) };
+        // Behind its word, and before the next one, which is inside the ring as well. Other receive
+        // paths move the watch with the head (`release`). After padding without a frame behind it,
+        // only the head moves, to where `take_plain` takes nothing, whatever the word, until
+        // `release` is called.
         debug_assert_eq!(at, ring.mem().at(pos).cast_const());
         self.watches[0].next = at.wrapping_add(slot_len(len));
-        // Before it is lent, so that none of this has to be kept meanwhile.
+        // Before the frame is lent, so that none of this stays in registers meanwhile.
         self.counters.rx_bytes += len as u64;
         self.singles += 1;
         if self.singles != 0 {
@@ -1234,11 +1232,11 @@ impl ShmPort {
         true
     }
 
-    /// No frame has come since the last one, which nobody has told the sleepers of yet: most often
-    /// another follows.
+    /// Ends a run of single frames: flushes their count, and updates the next address for sleepers,
+    /// which single frames leave out.
     #[inline(never)]
-    fn pause(&mut self) {
-        self.count_singles_from(-1);
+    fn end_single_run(&mut self) {
+        self.flush_singles(-1);
         let watch = &self.watches[0];
         if watch.is_on() {
             // Relaxed: a hint for sleepers.
@@ -1251,23 +1249,23 @@ impl ShmPort {
         self.counters.rx_frames.wrapping_add_signed(self.singles + 1)
     }
 
-    fn count_singles_from(&mut self, singles: i64) {
+    fn flush_singles(&mut self, singles: i64) {
         self.counters.rx_frames = self.rx_frames().wrapping_add_signed(-singles - 1);
         self.singles = singles;
     }
 
-    /// What [`rx_poll`](FastPort::rx_poll) saw is not nothing: finds out from whom it is, and
-    /// takes up to `max` frames of it.
+    /// Receives after [`rx_poll`](FastPort::rx_poll) saw something: finds the senders, and takes up
+    /// to `max` frames.
     #[inline(never)]
     pub fn poll(&mut self, max: usize, sink: &mut dyn RxSink) -> usize {
         self.poll_from(max, &mut FromAny(sink))
     }
 
-    /// [`poll`](Self::poll), for a sink that wants to know who sent a frame.
+    /// [`poll`](Self::poll), for a sink that takes the sender's address.
     #[inline(always)]
     fn poll_from(&mut self, max: usize, sink: &mut impl BurstSink) -> usize {
         if self.singles >= 0 {
-            self.pause();
+            self.end_single_run();
         }
         for watch in &self.watches {
             // SAFETY: as in `rx_burst`.
@@ -1277,38 +1275,38 @@ impl ShmPort {
         }
         // SAFETY: a word of the mapping (`open`).
         if unsafe { &*self.bell }.load(Relaxed) != 0 {
-            self.hear();
+            self.collect_doorbell();
         }
         let count = self.burst(max.min(BURST), sink);
         self.more = self.ready.any() | u64::from(count > 1);
         if count > 0 {
-            self.count_singles_from(0);
+            self.flush_singles(0);
         }
         count
     }
 
-    /// Takes note of who has rung.
+    /// Moves the senders of the doorbell to `ready`.
     #[inline]
-    fn hear(&mut self) {
+    fn collect_doorbell(&mut self) {
         let Shared { seg, me, .. } = &*self.shared;
-        // The words after the one that leads to them: see `ring_bell`. SeqCst, and by it Acquire:
-        // the frames that it was rung for are visible.
-        let mut groups = seg.bell(*me).swap(0, SeqCst);
+        // The group words after the summary word: see `members::ring`. SeqCst, and by it Acquire:
+        // the frames that the doorbell was rung for are visible.
+        let mut groups = seg.doorbell(*me).swap(0, SeqCst);
         while groups != 0 {
             let group = groups.trailing_zeros() as usize;
             groups &= groups - 1;
-            // A bit of a group that the segment does not have is a scribble.
+            // The bit of a group that the segment does not have is corrupt.
             if group < seg.layout.groups() {
-                self.ready.insert_all(group, seg.bell_group(*me, group).swap(0, SeqCst));
+                self.ready.insert_all(group, seg.doorbell_group(*me, group).swap(0, SeqCst));
             }
         }
     }
 
-    /// Collects frames from those who are ready, lends them, and gives their room back.
+    /// Collects frames from ready senders, lends them, and gives their room back.
     #[inline(always)]
     fn burst<S: BurstSink>(&mut self, max: usize, sink: &mut S) -> usize {
         let (mut count, mut damaged) = (0, usize::MAX);
-        // From the one whose turn it is to the last, and then from the first to that one.
+        // From `turn` to the last sender, and then from the first to `turn`.
         let (turn, mut at, mut is_again) = (self.turn, self.turn, false);
         while count < max {
             let s = match self.ready.first_from(at) {
@@ -1320,12 +1318,12 @@ impl ShmPort {
                 _ => break,
             };
             let before = count;
-            match self.gather(s, &mut count, max, sink) {
-                Gathered::Nothing => {}
+            match self.collect_from(s, &mut count, max, sink) {
+                Collected::Nothing => {}
                 // Nothing of it is lent.
-                Gathered::Some if count == before => self.released(s),
-                Gathered::Some => {}
-                Gathered::Damaged => damaged = s,
+                Collected::Some if count == before => self.release(s),
+                Collected::Some => {}
+                Collected::Damaged => damaged = s,
             }
             at = s + 1;
             self.turn = at;
@@ -1336,11 +1334,11 @@ impl ShmPort {
         let mut bytes = 0;
         for &(base, len, from) in self.burst.iter().take(count) {
             prefetch_long(base, len as usize);
-            // SAFETY: `from_raw` needs `len` mapped bytes at `base`: `gather` took them from a
-            // ring of the mapping, whose consumer checked the range. The sender does not write
+            // SAFETY: `from_raw` needs `len` mapped bytes at `base`: `collect_from` took them from
+            // a ring of the mapping, whose consumer checked the range. The sender does not write
             // them before `release` below; that anybody else might is D2.
             let frame = unsafe { RxFrame::from_raw(base, len as usize) };
-            let key = if S::ASKS { self.ins[from as usize].key } else { NO_KEY };
+            let key = if S::WANTS_KEY { self.rx_rings[from as usize].key } else { NO_KEY };
             sink.frame_from(key, &frame);
             bytes += u64::from(len);
         }
@@ -1351,9 +1349,9 @@ impl ShmPort {
             // Those of one sender lie together.
             let s = self.burst[i].2 as usize;
             if s != last && s != damaged {
-                self.released(s);
-                if self.ins[s].has_left() {
-                    self.look_for_end(s);
+                self.release(s);
+                if self.rx_rings[s].has_left() {
+                    self.close_if_ended(s);
                 }
             }
             last = s;
@@ -1366,82 +1364,82 @@ impl ShmPort {
 
     /// Appends frames of sender `s` to the burst.
     #[inline(always)]
-    fn gather(
+    fn collect_from(
         &mut self,
         s: usize,
         count: &mut usize,
         max: usize,
         sink: &mut impl BurstSink,
-    ) -> Gathered {
-        // A bell bit of a place that the segment does not have is a scribble.
-        if s >= self.ins.len() {
+    ) -> Collected {
+        // The doorbell bit of a place that the segment does not have is corrupt.
+        if s >= self.rx_rings.len() {
             self.ready.remove(s);
-            return Gathered::Nothing;
+            return Collected::Nothing;
         }
-        if !self.ins[s].is_open {
+        if !self.rx_rings[s].is_open {
             // It stays ready.
-            if !self.may_step() {
-                return Gathered::Nothing;
+            if !self.may_use_syscalls() {
+                return Collected::Nothing;
             }
             if !self.accept(s) {
                 self.ready.remove(s);
-                return Gathered::Nothing;
+                return Collected::Nothing;
             }
         }
-        let (mut gathered, mut bytes) = (Gathered::Nothing, 0);
+        let (mut collected, mut bytes) = (Collected::Nothing, 0);
         while *count < max && bytes < BURST_BYTES {
-            let from = &mut self.ins[s];
+            let from = &mut self.rx_rings[s];
             let ring = &mut from.ring;
             match ring.take() {
-                Taken::Frame { len, .. } if len > self.frame_max => {
+                RingItem::Frame { len, .. } if len > self.frame_max => {
                     self.counters.rx_dropped += 1;
-                    // One a burst: a sender who does nothing else must not keep us here.
-                    return Gathered::Some;
+                    // One per burst: a sender of too long frames must not keep us here.
+                    return Collected::Some;
                 }
-                Taken::Frame { pos, len } => {
+                RingItem::Frame { pos, len } => {
                     let base = ring.mem().at(pos).cast_const();
                     // SAFETY: as in `burst`.
                     sink.prefetch(&unsafe { RxFrame::from_raw(base, len) });
                     self.burst[*count] = (base, len as u32, s as u32);
                     *count += 1;
                     bytes += len;
-                    gathered = Gathered::Some;
+                    collected = Collected::Some;
                 }
-                Taken::Empty => {
+                RingItem::Empty => {
                     self.ready.remove(s);
                     // Nothing of it is lent.
-                    if matches!(gathered, Gathered::Nothing) && from.has_left() {
-                        self.look_for_end(s);
+                    if matches!(collected, Collected::Nothing) && from.has_left() {
+                        self.close_if_ended(s);
                     }
                     break;
                 }
-                Taken::Grow if !self.may_step() => return Gathered::Some,
-                Taken::Grow if self.lengthen(s) => gathered = Gathered::Some,
-                Taken::Grow | Taken::Broken => return Gathered::Damaged,
+                RingItem::Grow if !self.may_use_syscalls() => return Collected::Some,
+                RingItem::Grow if self.follow_growth(s) => collected = Collected::Some,
+                RingItem::Grow | RingItem::Broken => return Collected::Damaged,
             }
         }
-        gathered
+        collected
     }
 
-    /// Follows a sender whose ring is longer from here on, or says that it cannot be.
+    /// Follows a sender into its longer ring. False if that is not possible.
     #[cold]
-    fn lengthen(&mut self, s: usize) -> bool {
+    fn follow_growth(&mut self, s: usize) -> bool {
         let Shared { seg, me, .. } = &*self.shared;
-        let (layout, ring) = (seg.layout, &mut self.ins[s].ring);
-        // As in `accept`: the sender has reserved it, and saying so is not enough.
+        let (layout, ring) = (seg.layout, &mut self.rx_rings[s].ring);
+        // As in `accept`: the sender has reserved the memory, but its word alone is not enough.
         let is_short = ring.ring_len() < layout.ring_len;
         if !is_short || seg.open_ring(s, *me, layout.ring_len).is_err() {
             return false;
         }
         ring.grow(layout.ring_len, layout.frame_max_in(layout.ring_len, self.extra));
-        ring.plain_to(self.frame_max);
+        ring.set_plain_max(self.frame_max);
         true
     }
 
-    /// Gives back what was taken from `s` and keeps the watches where the frames are.
+    /// Gives the room of taken frames back to `s`, and moves its watch, or starts one.
     #[inline(always)]
-    fn released(&mut self, s: usize) {
-        let from = &mut self.ins[s];
+    fn release(&mut self, s: usize) {
+        let from = &mut self.rx_rings[s];
         from.ring.release();
         let next = from.ring.mem().word_at(from.ring.pos());
         // Relaxed: a hint for sleepers.
@@ -1452,7 +1450,7 @@ impl ShmPort {
         }
     }
 
-    /// Watches `s` if a watch is free or has seen nothing for a while.
+    /// Watches `s` if a watch is free or idle.
     #[cold]
     fn watch(&mut self, s: usize, next: *const u8) {
         let sweeps = self.sweeps;
@@ -1463,28 +1461,28 @@ impl ShmPort {
         let Some(i) = self.watches.iter().position(idle) else { return };
         let new = Watch { next, sender: s, last_sweep: sweeps, swept: next };
         let old = std::mem::replace(&mut self.watches[i], new);
-        self.ins[s].watch = i;
+        self.rx_rings[s].watch = i;
         if i == 0 {
-            self.ins.set_usual(s);
+            self.rx_rings.set_current(s);
         }
-        self.say_rx_open(s, WATCH);
+        self.set_rx_mode(s, WATCH);
         if old.is_on() {
-            self.ins[old.sender].watch = WATCHES;
-            self.say_rx_open(old.sender, BELL);
-            // What it published before it could see that comes without a bell.
+            self.rx_rings[old.sender].watch = WATCHES;
+            self.set_rx_mode(old.sender, DOORBELL);
+            // Frames published before the sender sees the change come without the doorbell.
             self.ready.insert(old.sender);
         }
     }
 
-    /// Tells `s`, whose ring is open, how we look at it.
-    fn say_rx_open(&self, s: usize, how: u64) {
+    /// Tells `s`, whose ring is open, whether to ring the doorbell.
+    fn set_rx_mode(&self, s: usize, how: u64) {
         let Shared { seg, me, .. } = &*self.shared;
         if let Some(link) = seg.link(s, *me) {
             link.rx_open.store(how, Relaxed);
         }
     }
 
-    /// Starts to receive from `s`, if it has opened its ring towards us.
+    /// Opens our end of the ring from `s`, if the sender has opened its own.
     #[cold]
     fn accept(&mut self, s: usize) -> bool {
         let Shared { seg, me, next_at, .. } = &*self.shared;
@@ -1492,43 +1490,43 @@ impl ShmPort {
         if link.rx_open.load(Acquire) == CLOSED {
             return false;
         }
-        // One to a former member of our place, which its sender opened while that one left, goes to
-        // nobody: closed, its sender sees that it has to open another.
+        // A ring to a former member of our place, opened while that one left, is closed: its sender
+        // then opens another.
         let is_ours = link.rx_inc.load(Relaxed) == self.inc;
         if !is_ours || self.is_leaf && !is_switch(seg.state(s).load(Acquire)) {
             self.close_in(s);
             return false;
         }
-        // The sender has reserved it; asking again costs little and makes sure, since to touch a
-        // page that is not there could be SIGBUS.
+        // The sender has reserved the memory. Reserving again costs little, and an access to a page
+        // that is not allocated could be SIGBUS.
         let layout = seg.layout;
         let Ok(ring) = seg.open_ring(s, *me, layout.first_len()) else { return false };
-        let mut opened = In::new(ring, link.tx_open, layout, self.extra);
-        opened.ring.plain_to(self.frame_max);
-        // Its sender's, which joined before it opened the ring.
+        let mut opened = RxRing::new(ring, link.tx_open, layout, self.extra);
+        opened.ring.set_plain_max(self.frame_max);
+        // The sender's address: it joined before it opened the ring.
         let key = seg.station(s).load(Relaxed);
-        self.ins[s] = In { is_open: true, key, ..opened };
-        next_at[s].store(self.ins[s].ring.mem().word_at(0).cast_mut(), Relaxed);
-        self.open_ins.push(s);
+        self.rx_rings[s] = RxRing { is_open: true, key, ..opened };
+        next_at[s].store(self.rx_rings[s].ring.mem().word_at(0).cast_mut(), Relaxed);
+        self.open_rx_rings.push(s);
         true
     }
 
-    /// Stops receiving from `s`: it is gone and all is read, or its ring was scribbled on.
+    /// Stops receiving from `s`: it has left and all is read, or its ring is corrupt.
     fn close_in(&mut self, s: usize) {
         let Shared { seg, me, next_at, .. } = &*self.shared;
-        if let Some(watch) = self.watches.get_mut(self.ins[s].watch) {
+        if let Some(watch) = self.watches.get_mut(self.rx_rings[s].watch) {
             *watch = Watch::NONE;
         }
         self.ready.remove(s);
-        self.open_ins.retain(|&open| open != s);
-        let from = &mut self.ins[s];
+        self.open_rx_rings.retain(|&open| open != s);
+        let from = &mut self.rx_rings[s];
         (from.is_open, from.watch, from.tx_open) = (false, WATCHES, &NOTHING);
         next_at[s].store(std::ptr::null_mut(), Relaxed);
         let Some(link) = seg.link(s, *me) else { return };
         if link.tx_open.load(Acquire) == 0 {
             seg.give_back(s, *me);
         }
-        // Release: our last read of the ring comes before whoever opens it again.
+        // Release: our last read of the ring comes before its next opening.
         link.rx_open.store(CLOSED, Release);
     }
 
@@ -1536,73 +1534,73 @@ impl ShmPort {
     fn damaged(&mut self, s: usize) {
         self.counters.rx_dropped += 1;
         let now = now_ns();
-        if now.wrapping_sub(self.told_ns) > 1_000_000_000 || self.told_ns == 0 {
-            self.told_ns = now;
+        if now.wrapping_sub(self.logged_ns) > 1_000_000_000 || self.logged_ns == 0 {
+            self.logged_ns = now;
             let path = self.shared.seg.path.display();
             tracing::error!(%path, sender = s, "a ring was damaged; closing it");
         }
         self.close_in(s);
     }
 
-    /// Looks at rings that nobody pointed to.
+    /// Checks a part of the open rings without a watch, for frames without a doorbell.
     #[cold]
     fn sweep(&mut self) {
-        // Who has all the routes it needs would not see a monitor come. Relaxed: `refresh` looks
-        // properly.
+        // A sender with all its routes cached would not notice a new monitor. Relaxed: `refresh`
+        // reads it with Acquire.
         if self.shared.seg.epoch().load(Relaxed) != self.epoch {
             self.refresh();
         }
         for watch in self.watches.iter_mut().filter(|watch| watch.swept != watch.next) {
             (watch.swept, watch.last_sweep) = (watch.next, self.sweeps);
         }
-        let open = self.open_ins.len();
+        let open = self.open_rx_rings.len();
         for _ in 0..open.div_ceil(SWEEP_ALL) {
             let at = self.sweep_at + 1;
             self.sweep_at = if at < open { at } else { 0 };
-            let s = self.open_ins[self.sweep_at];
-            // A watched one needs nobody who points to it.
-            if self.ins[s].watch == WATCHES && self.ins[s].ring.pending() {
+            let s = self.open_rx_rings[self.sweep_at];
+            // A watched ring is checked in every poll.
+            if self.rx_rings[s].watch == WATCHES && self.rx_rings[s].ring.pending() {
                 self.ready.insert(s);
             }
         }
-        // These can wait longer.
+        // Places are less urgent.
         if self.sweeps.is_multiple_of(4) {
             self.sweep_places();
         }
     }
 
-    /// Looks at one place in turn.
+    /// Checks the next place, for a sender that left or a ring opened without a doorbell.
     #[cold]
     fn sweep_places(&mut self) {
         let Shared { seg, me, .. } = &*self.shared;
         let s = if self.place_at + 1 < seg.places() { self.place_at + 1 } else { 0 };
         self.place_at = s;
-        if self.ins[s].is_open {
-            self.look_for_end(s);
+        if self.rx_rings[s].is_open {
+            self.close_if_ended(s);
         } else if seg.link(s, *me).is_some_and(|link| link.rx_open.load(Relaxed) != CLOSED) {
-            // One that opened a ring and was killed before it rang.
+            // Its sender opened the ring and was killed before it rang the doorbell.
             self.ready.insert(s);
         }
     }
 
     /// Closes the ring from `s` if its sender has, and all is read.
     #[cold]
-    fn look_for_end(&mut self, s: usize) {
-        if self.ins[s].has_left() && !self.ins[s].ring.pending() {
+    fn close_if_ended(&mut self, s: usize) {
+        if self.rx_rings[s].has_left() && !self.rx_rings[s].ring.pending() {
             self.close_in(s);
         }
     }
 }
 
 impl FastPort for ShmPort {
-    /// Of one frame, if no more are there.
+    /// Receives one frame, if there is no other.
     #[inline(always)]
     fn rx_poll(&mut self, sink: &mut impl RxSink) -> Option<usize> {
         // SAFETY: words of rings in the mapping, or a static; `bell` is one of the mapping.
         let (at, first, second, bell) = unsafe {
             let [first, second] = &self.watches;
             let at = first.next;
-            // Acquire: who sees the word sees the frame.
+            // Acquire: the frame is visible with its word.
             let (word, second) = ((*first.word()).load(Acquire), (*second.word()).load(Relaxed));
             (at, word, second, (*self.bell).load(Relaxed))
         };
@@ -1611,7 +1609,7 @@ impl FastPort for ShmPort {
         }
         if first == 0 {
             if self.singles >= 0 {
-                self.pause();
+                self.end_single_run();
             }
             return Some(0);
         }
@@ -1619,8 +1617,8 @@ impl FastPort for ShmPort {
         if first as u32 as usize > GRANULE - WORD_LEN {
             prefetch(at.wrapping_add(GRANULE - WORD_LEN));
         }
-        // Likely it is the only one.
-        if self.one(at, first, sink) { Some(1) } else { cold(None) }
+        // Most likely the only frame.
+        if self.receive_one(at, first, sink) { Some(1) } else { cold(None) }
     }
 
     #[inline]
@@ -1639,11 +1637,11 @@ impl Port for ShmPort {
         if frame.fits_short_copy()
             && len <= SHORT
             && let Some(body) = frame.body_in_one_piece()
-            && self.push_ahead(frame, len, body)
+            && self.push_fast(frame, len, body)
         {
             return Ok(Tx::Sent);
         }
-        self.tx_any(frame)
+        self.tx_general(frame)
     }
 
     fn flush(&mut self) -> Result<(), PortGone> {
@@ -1664,7 +1662,7 @@ impl Port for ShmPort {
     fn counters(&self) -> PortCounters {
         let mut counters = self.counters;
         counters.rx_frames = self.rx_frames();
-        for out in self.outs.iter() {
+        for out in self.tx_rings.iter() {
             counters.tx_frames += out.frames;
             counters.tx_bytes += out.bytes;
         }
@@ -1678,14 +1676,14 @@ impl Port for ShmPort {
 
     fn traffic(&self, station: Station) -> Option<(u64, u64)> {
         let m = self.member(station.word())?;
-        Some((self.outs[m].ring.passed(), self.ins[m].ring.passed()))
+        Some((self.tx_rings[m].ring.passed(), self.rx_rings[m].ring.passed()))
     }
 
     fn waiter(&self) -> Option<Arc<dyn PortWaiter>> {
         Some(Arc::new(Waiter(Arc::clone(&self.shared))))
     }
 
-    /// The kernel knows: a member's lock is released when its process ends.
+    /// Reads the member's lock, which the kernel releases when its process ends.
     fn presence(&mut self, station: Station) -> Presence {
         self.refresh();
         match self.member(station.word()) {
@@ -1695,7 +1693,7 @@ impl Port for ShmPort {
             Some(m) if self.has_unread(m) => Presence::Unknown,
             Some(_) => Presence::Absent,
             // Its entry is cleared, perhaps by another member. Its ring outlives the entry.
-            None if (0..self.ins.len()).any(|s| self.has_left(s) && self.has_unread(s)) => {
+            None if (0..self.rx_rings.len()).any(|s| self.has_left(s) && self.has_unread(s)) => {
                 Presence::Unknown
             }
             None => Presence::Absent,

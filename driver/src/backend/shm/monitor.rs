@@ -1,5 +1,5 @@
-//! A member that gets a copy of every frame of the segment and sends none; and one that shows it
-//! frames of another port.
+//! Monitors: members that get a copy of every frame of a segment and send none; and the feed of
+//! frames from another port of a process to them.
 
 use super::role::{Role, is_monitor};
 use super::{ShmPort, ShmSettings};
@@ -11,16 +11,16 @@ use crate::port::{Port, PortGone};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// Bytes behind a copied frame: when it was sent, little-endian.
+/// Bytes appended to a copied frame: its time of sending, little-endian.
 pub(super) const STAMP_LEN: usize = 8;
-/// The bit of the time that says that a frame of another port was sent by that.
+/// The bit of the time that marks a frame of another port as sent, not received.
 const OUT: u64 = 1 << 63;
-/// How long who shows frames waits for other members: its thread polls, and it is asked again.
-const SHOW_PATIENCE: Duration = Duration::from_millis(1);
+/// How long a feed waits for the segment's lock: its thread polls, and opening is retried.
+const FEED_PATIENCE: Duration = Duration::from_millis(1);
 /// Longest tail of a frame, with its stamp.
 pub(super) const TAIL_MAX: usize = 64;
 
-/// `frame` with `at` behind it, or `None` if its tail is longer than any that we send.
+/// `frame` with `at` appended; `None` if its tail is longer than any that we send.
 pub(super) fn stamped<'a>(
     frame: &TxFrame<'a>,
     at: u64,
@@ -33,25 +33,25 @@ pub(super) fn stamped<'a>(
     Some(TxFrame { tail: &tail[..len + STAMP_LEN], ..*frame })
 }
 
-/// Sees what all members of a segment send, from soon after it joined: they notice it the next time
-/// they sweep, after 64 polls at most.
+/// Receives a copy of every frame that members of a segment send. Members notice a new monitor in
+/// their next sweep, after 64 polls at most.
 ///
-/// It takes a place of the segment and, with every member that sends, the memory of a ring. Each
-/// sender copies a frame once more; one that finds the monitor's ring full goes on without.
+/// A monitor takes a place of the segment and, for every member that sends, the memory of a ring.
+/// Each sender copies a frame once more, and skips the copy while the monitor's ring is full.
 pub struct Monitor {
     pub(super) port: ShmPort,
 }
 
 impl Monitor {
-    /// Joins the segment, making it if there is none: who waits for the first frame may come first.
-    /// Of `settings`, the address and the MTU do not matter.
+    /// Joins the segment, making it if there is none, so that a monitor may start before the first
+    /// member. The address and the MTU in `settings` are ignored.
     ///
     /// # Errors
     /// [`OpenError`]; nothing is left behind.
     pub fn open(settings: &ShmSettings) -> Result<Self, OpenError> {
         let settings = ShmSettings { station: None, mtu: None, ..settings.clone() };
         let mut port = ShmPort::open_as(&settings, Role::Monitor)?;
-        // Others may carry more than this machine's default.
+        // Other members' MTU may be larger than the default.
         port.frame_max = port.shared.seg.layout.frame_max + STAMP_LEN;
         Ok(Self { port })
     }
@@ -61,15 +61,15 @@ impl Monitor {
         &self.port.caps().name
     }
 
-    /// Whether there is anybody else, whose frames it would see.
+    /// Whether the segment has other members, whose frames would be seen.
     pub fn has_senders(&self) -> bool {
         self.port.stations().next().is_some()
     }
 
     /// Lends at most `max` frames to `each`, with the time of sending (`CLOCK_MONOTONIC`, ns), the
-    /// way that one took which another port showed, and the length without what this adds
-    /// behind the frame. Frames of one sender come in order; of several, the times say which was
-    /// first. Never blocks.
+    /// direction of a frame from another port ([`Direction::In`] for all others), and the frame's
+    /// length without the stamp. Frames of one sender come in order; the times order frames of
+    /// several. Never blocks.
     ///
     /// # Errors
     /// [`PortGone`]: no further frame will come.
@@ -88,27 +88,27 @@ impl Monitor {
         })
     }
 
-    /// Frames that were sent while our ring was full, and so were missed.
+    /// Frames missed because our ring was full.
     pub fn missed(&self) -> u64 {
         self.port.shared.seg.missed(self.port.shared.me).load(Relaxed)
     }
 }
 
-/// A member that shows monitors frames which pass another port.
-pub(in crate::backend) struct Show {
+/// A member that copies frames of another port to the segment's monitors.
+pub(in crate::backend) struct MonitorFeed {
     port: ShmPort,
 }
 
-impl Show {
-    /// Joins the segment, unless a member is about to join or to leave for longer than a moment.
+impl MonitorFeed {
+    /// Joins the segment; fails if its lock is not free within [`FEED_PATIENCE`].
     ///
     /// # Errors
     /// [`OpenError`]; nothing is left behind.
     pub(in crate::backend) fn open(settings: &ShmSettings) -> Result<Self, OpenError> {
-        Ok(Self { port: ShmPort::open_within(settings, Role::Station, SHOW_PATIENCE)? })
+        Ok(Self { port: ShmPort::open_within(settings, Role::Station, FEED_PATIENCE)? })
     }
 
-    /// Whether a monitor lives that sees it. Takes a system call.
+    /// Whether a monitor lives. Takes a system call.
     pub(in crate::backend) fn is_watched(&mut self) -> bool {
         self.port.refresh();
         let ShmPort { monitors, peers, shared, .. } = &self.port;
@@ -116,7 +116,7 @@ impl Show {
     }
 }
 
-impl Record for Show {
+impl Record for MonitorFeed {
     fn note(&mut self, at_ns: u64, way: Direction, frame: &TxFrame<'_>) {
         self.port.refresh();
         let out = if way == Direction::Out { OUT } else { 0 };

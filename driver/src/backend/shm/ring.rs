@@ -11,30 +11,28 @@
 //! line moves between two cores for a short frame, and no index is shared on the way.
 //!
 //! Invariants:
-//! - **The word at the tail is 0.** Before a word is published, the word where the next one will
-//!   come is cleared. So what the consumer finds at its head is 0 or a word that the producer
-//!   meant for this place, never an old frame's bytes, whatever they are. The consumer never
-//!   writes into the ring.
+//! - **The word at the tail is 0.** Before a word is published, the next word's place is cleared.
+//!   So the word at the consumer's head is 0 or was published for this place, and never bytes of an
+//!   old frame. The consumer never writes into the ring.
 //! - **Clearing runs ahead.** The first words of all granules from the tail to `clear_to` are 0.
-//!   After a frame went out, some granules more are cleared, so that the next frame's way holds no
-//!   store but its own. It stops at what the consumer gave back and at the ring's end; so a short
-//!   frame that ends before `clear_to` needs no other check.
+//!   After a frame is published, more granules are cleared, so that the next frame needs no stores
+//!   but its own. Clearing stops at the consumer's head and at the ring's end; so a short frame
+//!   that ends before `clear_to` needs no other check.
 //! - **A word carries its place**: bits 32 to 63 are the low bits of the producer's total in
-//!   granules. It tells a consumer that has lost its place (or whose memory was scribbled over)
-//!   from one that has not, and is compared before the length is used.
+//!   granules. They are compared before the length is used, and detect a consumer out of step and
+//!   corrupted memory.
 //! - **Totals never wrap** (64 bits of bytes); a place is a total modulo the length.
 //! - A frame that does not fit before the end leaves a padding word there and starts at 0.
-//! - **A ring grows once.** A word says so at the producer's tail; the next one comes behind the
-//!   old end, at the first total that has that place in the longer ring. Until the consumer has
-//!   come there nothing is written before the old end, where frames may still lie.
+//! - **A ring grows once.** A word at the producer's tail tells the consumer; the next word comes
+//!   behind the old end, at the first total with that place in the longer ring. Until the consumer
+//!   has reached it, nothing is written before the old end, where frames may still be unread.
 //!
-//! What the consumer reads is checked against private state before it becomes an offset: a hostile
-//! producer can deny its own frames and nothing else. The same holds for the head that the
-//! producer reads.
+//! Words are checked against private state before they become offsets: a hostile producer can deny
+//! its own frames and nothing else. The same holds for the head that the producer reads.
 //!
 //! # Ordering
-//! - `publish` is a Release store and `word` an Acquire load of the same place: whoever sees the
-//!   word sees the frame's bytes and the cleared word after it. `clear` is Relaxed, being ordered
+//! - `publish` is a Release store and `word` an Acquire load of the same place: the frame's bytes
+//!   and the cleared word after it are visible with the word. `clear` is Relaxed, being ordered
 //!   before the next `publish` by that one's Release (the consumer comes to a place cleared ahead
 //!   only by the word of the frame that ends there, published later), and is the only writer of
 //!   that place since the consumer gave it back.
@@ -90,7 +88,7 @@ const fn word_of(total: u64, len: u32) -> u64 {
     total << (32 - GRANULE.trailing_zeros()) | len as u64
 }
 
-/// Where a ring of `short` bytes that grows to `len` at `total` goes on.
+/// The total at which a ring of `short` bytes continues after it grew to `len` bytes at `total`.
 const fn grown_at(total: u64, short: u64, len: u64) -> u64 {
     let behind = (total & !(len - 1)) + short;
     if behind > total { behind } else { behind + len }
@@ -103,13 +101,13 @@ pub(super) enum NoRoom {
     Full,
     /// The ring is too short for the frame, whatever is given back.
     Long,
-    /// The consumer's total makes no sense: the shared memory was written by somebody else.
+    /// The consumer's total is impossible: the shared memory was corrupted.
     Broken,
 }
 
-/// A place for one frame, to be filled and then committed.
+/// Space reserved for one frame, to be filled and then committed.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct Reservation {
     /// Where the frame's first byte goes.
     pub(super) frame_pos: usize,
     word_pos: usize,
@@ -120,9 +118,9 @@ pub(super) struct Place {
     is_padded: bool,
 }
 
-/// A place in `M` for one short frame, taken: to be filled and then committed.
+/// Space in `M` claimed for one short frame, to be filled and then committed.
 #[derive(Debug)]
-pub(super) struct Ahead<M> {
+pub(super) struct FastSlot<M> {
     mem: M,
     word_pos: usize,
     word: u64,
@@ -130,7 +128,7 @@ pub(super) struct Ahead<M> {
     pub(super) is_clearing_due: bool,
 }
 
-impl<M: RingMem> Ahead<M> {
+impl<M: RingMem> FastSlot<M> {
     /// Where the frame's first byte goes.
     #[inline(always)]
     pub(super) fn frame_pos(&self) -> usize {
@@ -162,15 +160,15 @@ pub(super) struct Producer<M> {
     len: u64,
     mask: u64,
     tail: u64,
-    /// `tail` may not pass this; what the consumer gave back when last asked, plus `len`.
+    /// `tail` may not pass this: the consumer's head as last read, plus `len`.
     limit: u64,
     /// Granules from `tail` up to this have a word of 0; above `tail`, at most `limit`.
     clear_to: u64,
     /// Beyond this tail more of them are cleared; below `clear_to`.
     clear_at: u64,
-    /// Where the ring became longer, until the consumer has come there; else 0.
+    /// The total at which the ring grew, until the consumer has reached it; else 0.
     grown: u64,
-    /// What the totals left out when it did.
+    /// Bytes that the totals skipped when it grew.
     skipped: u64,
 }
 
@@ -185,8 +183,7 @@ impl<M: RingMem> Producer<M> {
         Self { mem, len, mask, tail: 0, limit, clear_to, clear_at: 0, grown: 0, skipped: 0 }
     }
 
-    /// Makes the ring `len` bytes long, a power of two and more than it is. All of them are
-    /// memory.
+    /// Grows the ring to `len` bytes, a power of two and more than now. All of them are allocated.
     pub(super) fn grow(&mut self, len: usize) {
         let (short, len) = (self.len, len as u64);
         assert!(len.is_power_of_two() && len > short);
@@ -214,26 +211,26 @@ impl<M: RingMem> Producer<M> {
         self.tail - self.skipped
     }
 
-    /// Takes a place for a frame of `len` bytes that needs no clearing, padding or question to the
-    /// consumer, or answers `None` if it needs one of them. The place has to be filled and
-    /// [committed](Ahead::commit) before anything else is done here, and if the place says so more
-    /// be [cleared](Self::clear_ahead) then. Who leaves that out comes to `None` soon.
+    /// Claims space for a frame of `len` bytes that needs no clearing, no padding and no read of
+    /// the consumer's head; `None` otherwise. The caller fills and [commits](FastSlot::commit) it
+    /// before any other call, and then calls [`clear_ahead`](Self::clear_ahead) if
+    /// `is_clearing_due`; without that, later claims return `None`.
     #[inline(always)]
-    pub(super) fn claim_ahead(&mut self, len: usize) -> Option<Ahead<M>>
+    pub(super) fn claim_fast(&mut self, len: usize) -> Option<FastSlot<M>>
     where
         M: Clone,
     {
         let tail = self.tail;
         let end = tail + slot_len(len) as u64;
-        // What is asked for is below `clear_to`, so that one question is enough most often.
+        // `clear_at` is below `clear_to`, so that one comparison is enough most often.
         let is_clearing_due = end > self.clear_at;
-        // Before `clear_to` means: before the ring's end and inside what the consumer gave back.
+        // Before `clear_to` means: before the ring's end and inside the free space.
         if is_clearing_due && cold(end >= self.clear_to) {
             return cold(None);
         }
         self.tail = end;
         let (mem, word_pos) = (self.mem.clone(), (tail & self.mask) as usize);
-        Some(Ahead { mem, word_pos, word: word_of(tail, len as u32), is_clearing_due })
+        Some(FastSlot { mem, word_pos, word: word_of(tail, len as u32), is_clearing_due })
     }
 
     /// Clears the words of the next granules, as far as they are free and before the ring's end.
@@ -242,7 +239,7 @@ impl<M: RingMem> Producer<M> {
         let mask = self.mask;
         let lap_end = (self.tail | mask) + 1;
         let to = (self.tail + AHEAD).min(lap_end).min(self.limit);
-        // Nothing to do near the end or the limit: then frames clear as they go.
+        // Nothing to do near the end or the limit: `commit` clears there.
         if self.clear_to >= to {
             return;
         }
@@ -260,13 +257,13 @@ impl<M: RingMem> Producer<M> {
         (self.clear_to, self.clear_at) = (to, to.saturating_sub(AHEAD_MIN));
     }
 
-    /// Finds a place for a frame of `len` bytes, which with its word is at most a quarter of the
+    /// Reserves space for a frame of `len` bytes, which with its word is at most a quarter of the
     /// ring.
     ///
     /// # Errors
     /// [`NoRoom`]; nothing changed.
     #[inline(always)]
-    pub(super) fn reserve(&mut self, len: usize) -> Result<Place, NoRoom> {
+    pub(super) fn reserve(&mut self, len: usize) -> Result<Reservation, NoRoom> {
         let slot = slot_len(len) as u64;
         if slot > self.len / 4 {
             return cold(Err(NoRoom::Long));
@@ -282,7 +279,7 @@ impl<M: RingMem> Producer<M> {
         }
         let word_pos = (start & mask) as usize;
         let end_pos = (end & mask) as usize;
-        Ok(Place { frame_pos: word_pos + WORD_LEN, word_pos, end_pos, start, end, is_padded })
+        Ok(Reservation { frame_pos: word_pos + WORD_LEN, word_pos, end_pos, start, end, is_padded })
     }
 
     #[cold]
@@ -292,7 +289,7 @@ impl<M: RingMem> Producer<M> {
             return Err(NoRoom::Full);
         }
         self.grown = 0;
-        // Granules are what is given back: `clear_to` may be the limit, and is written at.
+        // Only whole granules are given back: `clear_to` may be the limit, and is written at.
         let is_granules = head.is_multiple_of(GRANULE as u64);
         if !is_granules || head > self.tail || self.tail - head > self.len {
             return Err(NoRoom::Broken);
@@ -303,7 +300,7 @@ impl<M: RingMem> Producer<M> {
 
     /// Makes the frame of `len` bytes that was written to `place` visible.
     #[inline(always)]
-    pub(super) fn commit(&mut self, place: Place, len: usize) {
+    pub(super) fn commit(&mut self, place: Reservation, len: usize) {
         if place.end >= self.clear_to {
             self.mem.clear(place.end_pos);
             self.set_clear(place.end + GRANULE as u64);
@@ -321,9 +318,9 @@ impl<M: RingMem> Producer<M> {
     }
 }
 
-/// What is at the head of a ring.
+/// What the consumer finds at the head of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Taken {
+pub(super) enum RingItem {
     /// Nothing yet.
     Empty,
     /// A frame of `len` bytes at `pos`, lent until [`Consumer::release`].
@@ -335,7 +332,7 @@ pub(super) enum Taken {
     },
     /// The ring is longer from here on: [`Consumer::grow`] goes on there.
     Grow,
-    /// Something that no producer of ours writes. The ring cannot be used any more.
+    /// An invalid word. The ring cannot be used any more.
     Broken,
 }
 
@@ -348,11 +345,11 @@ pub(super) struct Consumer<M, const FRAME_MIN: usize> {
     /// Longest plain frame less `FRAME_MIN`.
     plain_span: u64,
     head: u64,
-    /// The head at which the producer is told again.
+    /// The head at which `set_head` is called next.
     publish_at: u64,
     /// The nearer of `publish_at` and the end of the lap, which a plain frame stays before.
     plain_end: u64,
-    /// What the totals left out when the ring became longer.
+    /// Bytes that the totals skipped when the ring grew.
     skipped: u64,
 }
 
@@ -382,8 +379,8 @@ impl<M: RingMem, const FRAME_MIN: usize> Consumer<M, FRAME_MIN> {
         Self { mem, len, mask, frame_max, plain_span, head: 0, publish_at, plain_end, skipped: 0 }
     }
 
-    /// Follows the producer, of whom [`Taken::Grow`] was taken, into a ring of `len` bytes, a power
-    /// of two and more than it was, with frames of at most `frame_max` bytes. All of `len` is
+    /// Follows the producer, of whom [`RingItem::Grow`] was taken, into a ring of `len` bytes, a
+    /// power of two and more than it was, with frames of at most `frame_max` bytes. All of `len` is
     /// memory. Frames that are lent stay so until [`release`](Self::release), which tells the
     /// producer.
     ///
@@ -401,7 +398,7 @@ impl<M: RingMem, const FRAME_MIN: usize> Consumer<M, FRAME_MIN> {
     }
 
     /// Leaves frames longer than `len_max` to [`take`](Self::take).
-    pub(super) fn plain_to(&mut self, len_max: usize) {
+    pub(super) fn set_plain_max(&mut self, len_max: usize) {
         let max = len_max.min(self.frame_max as usize).max(FRAME_MIN);
         self.plain_span = (max - FRAME_MIN) as u64;
     }
@@ -425,73 +422,74 @@ impl<M: RingMem, const FRAME_MIN: usize> Consumer<M, FRAME_MIN> {
 
     /// Takes the frame at the head. Its bytes stay until [`release`](Self::release).
     #[inline(always)]
-    pub(super) fn take(&mut self) -> Taken {
+    pub(super) fn take(&mut self) -> RingItem {
         let word = self.mem.word(self.pos());
         if word == 0 {
-            return Taken::Empty;
+            return RingItem::Empty;
         }
         self.check(word)
     }
 
-    /// Takes the frame at the head if it is no longer than [`plain_to`](Self::plain_to) said,
-    /// nothing but a frame is there, it ends before the ring does and there is nothing to
-    /// [`release`](Self::release) after it; otherwise changes nothing and says [`Taken::Empty`].
+    /// Takes the frame at the head if it is no longer than [`set_plain_max`](Self::set_plain_max)
+    /// said, nothing but a frame is there, it ends before the ring does and there is nothing to
+    /// [`release`](Self::release) after it; otherwise changes nothing and says [`RingItem::Empty`].
     /// `word` is what [`RingMem::word`] reads at [`pos`](Self::pos).
     #[inline(always)]
-    pub(super) fn take_plain(&mut self, word: u64) -> Taken {
+    pub(super) fn take_plain(&mut self, word: u64) -> RingItem {
         let head = self.head;
-        // What another place's word leaves is no length.
+        // The word of another place leaves no valid length.
         let len = word ^ word_of(head, 0);
         if len.wrapping_sub(FRAME_MIN as u64) > self.plain_span {
-            return cold(Taken::Empty);
+            return cold(RingItem::Empty);
         }
         let end = head + slot_len(len as usize) as u64;
         // Before `plain_end` means: in the lap in which that was set, so `head` is in it as well.
         if end >= self.plain_end {
-            return cold(Taken::Empty);
+            return cold(RingItem::Empty);
         }
         self.head = end;
-        Taken::Frame { pos: (head & self.mask) as usize + WORD_LEN, len: len as usize }
+        RingItem::Frame { pos: (head & self.mask) as usize + WORD_LEN, len: len as usize }
     }
 
     #[inline(always)]
-    fn check(&mut self, word: u64) -> Taken {
+    fn check(&mut self, word: u64) -> RingItem {
         let len = word as u32;
         let pos = self.pos();
         if word != word_of(self.head, len) {
-            return Taken::Broken;
+            return RingItem::Broken;
         }
         match len {
             PAD => return self.skip(pos),
-            GROW => return cold(Taken::Grow),
+            GROW => return cold(RingItem::Grow),
             _ => {}
         }
         let slot = slot_len(len as usize);
         let is_possible = len >= FRAME_MIN as u32 && len <= self.frame_max;
         if !is_possible || pos + slot > self.len as usize {
-            return Taken::Broken;
+            return RingItem::Broken;
         }
         self.head += slot as u64;
-        Taken::Frame { pos: pos + WORD_LEN, len: len as usize }
+        RingItem::Frame { pos: pos + WORD_LEN, len: len as usize }
     }
 
     #[cold]
-    fn skip(&mut self, pos: usize) -> Taken {
+    fn skip(&mut self, pos: usize) -> RingItem {
         // Padding fills the end, so it is never at the start; this also bounds the recursion.
         if pos == 0 {
-            return Taken::Broken;
+            return RingItem::Broken;
         }
         self.head += self.len - pos as u64;
         match self.mem.word(0) {
-            0 => Taken::Empty,
+            0 => RingItem::Empty,
             word => self.check(word),
         }
     }
 
-    /// Gives all that was taken back to the producer.
+    /// Gives the space of all taken frames back to the producer.
     ///
-    /// It is told only after an eighth of the ring, since telling costs it a cache miss. It can
-    /// send meanwhile: an eighth and a frame with its padding are less than the ring.
+    /// The head is published only after an eighth of the ring, since that costs the producer a
+    /// cache miss. The producer can send meanwhile: an eighth and a frame with its padding are less
+    /// than the ring.
     #[inline(always)]
     pub(super) fn release(&mut self) {
         if self.head >= self.plain_end {

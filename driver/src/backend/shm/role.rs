@@ -1,4 +1,4 @@
-//! What a member of a segment is there for.
+//! Roles of a segment's members.
 
 use crate::mac::MacAddr;
 
@@ -8,10 +8,10 @@ const MONITOR: u64 = 3;
 const SWITCH: u64 = 5;
 const ROLE: u64 = 7;
 
-/// A member's part.
+/// The role of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
-    /// Sends, and receives what is for its address.
+    /// Sends to and receives from all members.
     Station,
     /// Gets a copy of every frame.
     Monitor,
@@ -22,7 +22,7 @@ pub(super) enum Role {
 }
 
 impl Role {
-    /// The bits of it in the member's state.
+    /// The role's bits in the member's state.
     pub(super) fn bits(self) -> u64 {
         match self {
             Self::Station | Self::Leaf => STATION,
@@ -42,7 +42,7 @@ pub(super) fn is_switch(state: u64) -> bool {
     state & ROLE == SWITCH
 }
 
-/// The link that a switch forwards to, as its segment's header has it.
+/// The link that a switch forwards to, as stored in its segment's header.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Uplink {
     /// Largest number of bytes after the Ethernet header; 0 in a segment that never had a switch.

@@ -1,13 +1,11 @@
-//! A segment without a name, in memory that cannot be made shorter: for members who do not believe
-//! each other.
+//! A segment in a sealed memfd, for members that do not trust each other.
 //!
-//! The file is a memfd sealed against every change of its size, so that no member can take a page
-//! away under another's mapping for good: one that is punched out is a zero page again at the next
-//! touch. It belongs to the user who made it, mode 0600. Who is to be a member is given an open
-//! file of its own ([`another`]), by which it shows its life ([`lock`](crate::backend::lock)): a
-//! descriptor that is passed as it is would share the open file, and with it the locks, of who
-//! passes it. The maker opens the file anew by its place in /proc/self/fd, so that a member needs
-//! neither /proc nor a right to the file.
+//! The memfd is sealed against every change of its size, so that no member can remove pages under
+//! another's mapping: a punched page reads as zero at the next access. It belongs to the user who
+//! made it, mode 0600. Each member gets an open file of its own ([`reopen`]), whose locks show that
+//! the member lives ([`lock`](crate::backend::lock)): a duplicated descriptor would share the
+//! maker's open file and its locks. The maker opens the file again through /proc/self/fd, so that a
+//! member needs neither /proc nor permission to open the file.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io;
@@ -24,7 +22,7 @@ use super::role::Role;
 use super::segment;
 use crate::error::OpenError;
 
-/// What is said of such a file in messages.
+/// Name of the file in messages.
 fn label(name: &str) -> PathBuf {
     format!("/memfd:{name}").into()
 }
@@ -33,16 +31,16 @@ fn seals() -> SealFlag {
     SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL
 }
 
-/// An empty segment without members.
+/// Makes an empty segment without members.
 ///
 /// # Errors
 /// [`OpenError`].
-pub(crate) fn make(settings: &ShmSettings) -> Result<File, OpenError> {
+pub(crate) fn create(settings: &ShmSettings) -> Result<File, OpenError> {
     let path = label(&settings.name);
     let hint = "; raise the limits on open files and file size (ulimit -n 65536 -f unlimited)";
     let os = |source: io::Error| OpenError::os("cannot make", &path, source, hint);
     let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
-    // Some systems insist that nobody can execute it, and kernels before 6.3 do not know of that.
+    // Some systems require a non-executable memfd; kernels before 6.3 do not know the flag.
     let no_exec = MFdFlags::from_bits_retain(libc::MFD_NOEXEC_SEAL);
     let made = match memfd_create(settings.name.as_str(), flags | no_exec) {
         Err(Errno::EINVAL) => memfd_create(settings.name.as_str(), flags),
@@ -55,20 +53,20 @@ pub(crate) fn make(settings: &ShmSettings) -> Result<File, OpenError> {
     Ok(file)
 }
 
-/// The same file opened once more.
+/// Opens the same file again.
 ///
 /// # Errors
 /// Those of opening; `NotFound` where there is no /proc.
-pub(crate) fn another(file: &File) -> io::Result<File> {
+pub(crate) fn reopen(file: &File) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).custom_flags(libc::O_CLOEXEC);
     options.open(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
-/// Joins such a segment.
+/// Joins a sealed segment.
 ///
 /// # Errors
-/// [`OpenError`]; `EACCES` if somebody can change the size of `file`.
+/// [`OpenError`]; `EACCES` if the size of `file` is not sealed.
 pub(super) fn join(
     file: File,
     settings: &ShmSettings,

@@ -1,13 +1,13 @@
-//! The segment's file: made, joined, left, and cleaned up after the dead.
+//! The segment's file: how it is made, joined, left, and cleaned up after dead members.
 //!
-//! The file is sparse: it has an address for every ring that could be, and memory for those that
-//! are open. Only the part before the rings is mapped as a whole; each ring is mapped when it is
-//! opened, so that a process takes address space for those that it uses.
+//! The file is sparse: it has an offset for every possible ring, and memory for open ones. Only the
+//! part before the rings is mapped as a whole. Each ring is mapped when it is opened, so that a
+//! process takes address space only for rings that it uses.
 //!
-//! Everything here is rare and happens under the segment's lock, or on words that are the caller's
-//! alone. Each change is ordered so that a process killed between two of its steps leaves a state
-//! that the next one can finish: an entry counts only once its last word is written, and a dead
-//! member's entry is cleared last.
+//! Everything here is rare and happens under the segment's lock, or on words that belong to the
+//! caller alone. Steps are ordered so that the next lock holder can finish the work of a process
+//! killed between two of them: an entry is valid once its last word is written, and a dead member's
+//! entry is cleared last.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -36,16 +36,16 @@ use crate::error::OpenError;
 use crate::file::{reserve, set_len};
 use crate::port::{MacAddr, Station};
 
-/// How long opening waits for the lock; what is done under it takes milliseconds.
+/// How long opening waits for the lock; work under it takes milliseconds.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
-/// How long leaving does at most.
+/// How long leaving waits for the lock at most.
 const LEAVING: Duration = Duration::from_secs(1);
 
 /// Values of [`Link::rx_open`].
 pub(super) const CLOSED: u64 = 0;
-/// The receiver looks when its doorbell is rung.
-pub(super) const BELL: u64 = 1;
-/// The receiver looks at this ring all the time.
+/// The receiver checks this ring when its doorbell is rung.
+pub(super) const DOORBELL: u64 = 1;
+/// The receiver checks this ring in every poll.
 pub(super) const WATCH: u64 = 2;
 
 /// A mapped segment that this process may be a member of.
@@ -54,20 +54,20 @@ pub(super) struct Segment {
     file: File,
     pub(super) path: PathBuf,
     pub(super) layout: Layout,
-    /// Pages of links that are known to be there: for each receiver a word with a bit each.
+    /// Pages of links that are known to be allocated: for each receiver a word with a bit each.
     known: Box<[AtomicU64]>,
-    /// Whether other members may write anything and hold any lock for ever: then nobody is waited
-    /// for, and cleaning up is left to those whom it helps.
-    is_wary: bool,
+    /// Whether other members are not trusted: they may write anything and hold any lock for ever.
+    /// Then no lock is waited for, and cleaning up is left to the other members.
+    distrusts_members: bool,
     /// How long leaving waits for the lock.
     leaving: Duration,
 }
 
-/// What this process has mapped of a segment's file, for as long as it has a member there. (Who
-/// sleeps looks into rings while they are closed.)
+/// This process's mapping of a segment's file, kept for as long as it has a member there. (A
+/// sleeper reads rings while they are closed.)
 struct Mapped {
     layout: Layout,
-    /// All before the rings.
+    /// The part before the rings.
     words: MmapRaw,
     /// Rings, by sender and receiver.
     rings: Mutex<HashMap<(usize, usize), MmapRaw>>,
@@ -83,7 +83,7 @@ pub(super) struct Link<'a> {
     /// Incarnations that the link was opened between; written while both ends are closed.
     pub(super) tx_inc: &'a AtomicU64,
     pub(super) rx_inc: &'a AtomicU64,
-    /// [`CLOSED`], [`BELL`] or [`WATCH`]; the receiver's, or after its death the lock holder's.
+    /// [`CLOSED`], [`DOORBELL`] or [`WATCH`]; the receiver's, or after its death the lock holder's.
     pub(super) rx_open: &'a AtomicU64,
 }
 
@@ -94,12 +94,12 @@ pub(super) struct RawRing {
     head: *const AtomicU64,
 }
 
-// SAFETY: two addresses in shared memory that is reached by atomics and raw copies only; whoever
-// holds them keeps the mapping (`ShmPort::seg`).
+// SAFETY: two addresses in shared memory that is accessed by atomics and raw copies only; their
+// owner keeps the mapping (`ShmPort::seg`).
 unsafe impl Send for RawRing {}
 
 impl RawRing {
-    /// Of an end that is not open. It is used for nothing.
+    /// Of a closed end. Never accessed.
     pub(super) const NONE: Self = Self { data: std::ptr::null_mut(), head: std::ptr::null() };
 
     #[inline]
@@ -118,12 +118,12 @@ impl RawRing {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SlotMem(*const AtomicU64);
 
-// SAFETY: the address of a slot in shared memory that is reached by atomics only; whoever holds it
-// keeps the mapping (`ShmBoard::shared`, `Slots` in `Shared`).
+// SAFETY: the address of a slot in shared memory that is accessed by atomics only; its owner keeps
+// the mapping (`ShmBoard::shared`, `Slots` in `Shared`).
 unsafe impl Send for SlotMem {}
 
 impl SlotMem {
-    /// Of a slot that is not known. It is used for nothing.
+    /// Of an unknown slot. Never accessed.
     pub(super) const NONE: Self = Self(std::ptr::null());
 
     /// The word at byte `at`.
@@ -150,7 +150,7 @@ impl SlotMem {
     }
 }
 
-/// The word by which a member says that it sleeps. Valid while its segment is mapped.
+/// A member's word `sleeping`. Valid while its segment is mapped.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SleepWord(*const AtomicU32);
 
@@ -158,7 +158,7 @@ pub(super) struct SleepWord(*const AtomicU32);
 unsafe impl Send for SleepWord {}
 
 impl SleepWord {
-    /// As [`Segment::sleeping`] has it, in no order with anything else.
+    /// The value of [`Segment::sleeping`], Relaxed.
     #[inline(always)]
     pub(super) fn load(self) -> u32 {
         // SAFETY: a word of the mapping (`Segment::sleep_word`), reached by atomics only.
@@ -200,7 +200,7 @@ impl RingMem for RawRing {
     }
 }
 
-/// A place in a segment.
+/// Membership of a segment.
 pub(super) struct Joined {
     pub(super) seg: Segment,
     pub(super) me: usize,
@@ -209,8 +209,8 @@ pub(super) struct Joined {
     pub(super) station: Station,
 }
 
-/// Joins the segment that `settings` name; makes it if there is none or only dead ones used it, of
-/// whatever version. Waits at most `patience` for the lock, here and when it leaves.
+/// Joins the segment that `settings` name. Makes it if there is none, or if only dead processes
+/// used it, of any version. Waits at most `patience` for the lock, here and when leaving.
 pub(super) fn join(
     settings: &ShmSettings,
     role: Role,
@@ -232,7 +232,7 @@ pub(super) fn join(
             return Err(e);
         }
         if made && is_dead(&file) {
-            tell_of_the_dead(&path, &meta);
+            log_stale(&path, &meta);
             std::fs::remove_file(&path).map_err(|e| os("cannot remove", &path, e))?;
             continue;
         }
@@ -244,15 +244,15 @@ pub(super) fn join(
         let (map, known, me, inc, station) = joined?;
         drop(guard);
         if !made {
-            remove_dead_ones(&path);
+            remove_stale_segments(&path);
         }
         let leaving = patience.min(LEAVING);
-        let seg = Segment { map, file, path, layout, known, is_wary: false, leaving };
+        let seg = Segment { map, file, path, layout, known, distrusts_members: false, leaving };
         return Ok(Joined { seg, me, inc, station });
     }
 }
 
-/// Joins the segment in `file`, which has no name. Its switch is wary of the others.
+/// Joins the segment in the unnamed `file`. A switch does not trust the other members.
 pub(super) fn join_file(
     file: File,
     path: PathBuf,
@@ -264,30 +264,31 @@ pub(super) fn join_file(
     let layout = read_layout(&file, &path)?;
     let (map, known, me, inc, station) = enter(&file, &path, layout, settings, role)?;
     drop(guard);
-    let is_wary = matches!(role, Role::Switch(_));
-    let seg = Segment { map, file, path, layout, known, is_wary, leaving: LEAVING };
+    let distrusts_members = matches!(role, Role::Switch(_));
+    let seg = Segment { map, file, path, layout, known, distrusts_members, leaving: LEAVING };
     Ok(Joined { seg, me, inc, station })
 }
 
-/// The process of the switch that the segment has, as numbered where it lives, if one lives. Joins
-/// and makes nothing.
+/// The process of the segment's switch, in its own pid namespace, if one lives. Joins and makes
+/// nothing.
 pub(super) fn switch_of(settings: &ShmSettings) -> Result<Option<u32>, OpenError> {
-    let Some((file, layout)) = look_at(settings)? else { return Ok(None) };
+    let Some((file, layout)) = inspect(settings)? else { return Ok(None) };
     let path = settings.path();
     let map = map(&file, layout).map_err(|e| os("cannot map", &path, e))?;
     let known = none_known(layout);
-    let seg = Segment { map, file, path, layout, known, is_wary: false, leaving: LEAVING };
+    let seg =
+        Segment { map, file, path, layout, known, distrusts_members: false, leaving: LEAVING };
     let switch = seg.switch().filter(|&m| seg.lives(m));
     Ok(switch.map(|m| seg.pid(m).load(Relaxed) as u32))
 }
 
-/// The sizes of the segment, if a living process has it. Joins and makes nothing.
+/// The sizes of the segment, if it has a living member. Joins and makes nothing.
 pub(super) fn layout_of(settings: &ShmSettings) -> Result<Option<Layout>, OpenError> {
-    Ok(look_at(settings)?.map(|(_, layout)| layout))
+    Ok(inspect(settings)?.map(|(_, layout)| layout))
 }
 
-/// The file of a segment that a living process has, and its sizes.
-fn look_at(settings: &ShmSettings) -> Result<Option<(File, Layout)>, OpenError> {
+/// The file and sizes of a segment with a living member.
+fn inspect(settings: &ShmSettings) -> Result<Option<(File, Layout)>, OpenError> {
     let path = settings.path();
     let mut options = OpenOptions::new();
     options.read(true).write(true).custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC);
@@ -308,10 +309,10 @@ fn look_at(settings: &ShmSettings) -> Result<Option<(File, Layout)>, OpenError> 
     Ok(Some((file, layout)))
 }
 
-/// Removes the segments beside `path` that only dead processes of this user used: their memory
-/// would stay taken until somebody came back to their names, which jobs never do. Whatever cannot
-/// be looked at stays.
-fn remove_dead_ones(path: &Path) {
+/// Removes segments beside `path` that only dead processes of this user used: their memory would
+/// stay allocated until their names were used again, which jobs never do. Files that cannot be
+/// opened stay.
+fn remove_stale_segments(path: &Path) {
     let prefix = format!("{}{}-", super::FILE_PREFIX, nix::unistd::geteuid());
     let Some(entries) = path.parent().and_then(|dir| std::fs::read_dir(dir).ok()) else { return };
     let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
@@ -330,16 +331,16 @@ fn remove_if_dead(path: &Path) -> Option<()> {
         check_owner(path, &meta).ok()?;
         is_dead(&file).then_some(meta)
     };
-    // Asked without the lock first: while we had that of one who lives, its members could open no
-    // ring. Who holds it is about to join or to leave.
+    // Checked without the lock first: while we held the lock of a live segment, its members could
+    // open no ring. If another process holds it, that one is about to join or to leave.
     is_left()?;
     let _guard = Guard::try_take(&file)?;
-    tell_of_the_dead(path, &is_left()?);
+    log_stale(path, &is_left()?);
     std::fs::remove_file(path).ok()
 }
 
-/// Says that a segment is removed which all its members left by dying, and what it held.
-fn tell_of_the_dead(path: &Path, meta: &std::fs::Metadata) {
+/// Logs the removal of a segment whose members all died, and the memory that it held.
+fn log_stale(path: &Path, meta: &std::fs::Metadata) {
     // The file is sparse: blocks of 512 bytes are what it takes.
     let left = meta.blocks() * 512;
     let path = path.display();
@@ -404,7 +405,7 @@ fn check_owner(path: &Path, meta: &std::fs::Metadata) -> Result<(), OpenError> {
     Err(OpenError::NotOurs { path: path.to_owned(), why })
 }
 
-/// Whether `file` has a magic number: not while somebody makes a segment of it, nor if that one
+/// Whether `file` has a magic number: not while a segment is being made in it, nor if its maker
 /// died meanwhile.
 fn is_made(file: &File) -> bool {
     magic(file).is_some_and(|magic| magic != 0)
@@ -416,8 +417,8 @@ fn magic(file: &File) -> Option<u64> {
     Some(u64::from_le_bytes(magic))
 }
 
-/// Whether `file` is a segment that nobody lives in. Its version and sizes do not matter: an update
-/// would otherwise leave files in the way that all their users have left.
+/// Whether `file` is a segment without a living member, of any version and sizes: after an update,
+/// files of the old version must not stay in the way.
 fn is_dead(file: &File) -> bool {
     magic(file) == Some(MAGIC) && !lock::any_lives(file)
 }
@@ -425,10 +426,10 @@ fn is_dead(file: &File) -> bool {
 /// Writes an empty segment into `file`, its magic number last.
 pub(super) fn make(file: &File, path: &Path, settings: &ShmSettings) -> Result<(), OpenError> {
     let layout = settings.layout()?;
-    // Twice, so that what a maker who died here left is zero again.
+    // Via 0, so that data of a maker that died here reads as zero.
     set_len(file, 0).map_err(|e| os("cannot empty", path, e))?;
     set_len(file, layout.file_len() as u64).map_err(|e| os("cannot size", path, e))?;
-    // One that was asked for by its length is to be had in that length.
+    // A ring length that the user chose has to be available in full.
     let ring_len = settings.ring_len.unwrap_or(layout.first_len());
     let need = (layout.links_at() + 2 * (PAGE + ring_len)) as u64;
     check_space(file, path, need)?;
@@ -442,8 +443,8 @@ pub(super) fn make(file: &File, path: &Path, settings: &ShmSettings) -> Result<(
     written.map_err(|e| os("cannot write", path, e))
 }
 
-/// Sees that a ring each way could be had now. Later ones are reserved when they are opened: a
-/// page that is not reserved must never be touched, since for want of memory that is SIGBUS.
+/// Checks that memory for a ring each way is free now. Later ones are reserved when they are
+/// opened: an access to a page that is not reserved is SIGBUS when memory is short.
 fn check_space(file: &File, path: &Path, need: u64) -> Result<(), OpenError> {
     let stat = fstatvfs(file).map_err(|e| os("cannot look at", path, e.into()))?;
     let free = stat.blocks_available().saturating_mul(stat.fragment_size());
@@ -486,8 +487,8 @@ fn enter(
     let dup = file.try_clone().map_err(|e| os("cannot use", path, e))?;
     let known = none_known(layout);
     let path_of = path.to_owned();
-    let (is_wary, leaving) = (false, LEAVING);
-    let seg = Segment { map, file: dup, path: path_of, layout, known, is_wary, leaving };
+    let (distrusts_members, leaving) = (false, LEAVING);
+    let seg = Segment { map, file: dup, path: path_of, layout, known, distrusts_members, leaving };
     seg.reap_dead(None);
     if let Role::Switch(uplink) = role {
         if let Some(m) = seg.switch() {
@@ -506,18 +507,19 @@ fn enter(
         members_max: MEMBERS_MAX,
     })?;
     lock::show_life(file, me).map_err(|e| os("cannot lock", path, e))?;
-    (0..layout.groups()).for_each(|group| seg.bell_group(me, group).store(0, Relaxed));
-    seg.bell(me).store(0, Relaxed);
+    (0..layout.groups()).for_each(|group| seg.doorbell_group(me, group).store(0, Relaxed));
+    seg.doorbell(me).store(0, Relaxed);
     seg.sleeping(me).store(0, Relaxed);
     seg.station(me).store(station.word(), Relaxed);
     seg.pid(me).store(u64::from(std::process::id()), Relaxed);
     seg.missed(me).store(0, Relaxed);
-    seg.bell_name(me).store(0, Relaxed);
+    seg.wake_name(me).store(0, Relaxed);
     seg.long(me).store(0, Relaxed);
-    seg.deaf(me).store(0, Relaxed);
-    // Before the state: a place beyond is never looked at, so a member killed here would keep it.
+    seg.wake_failed(me).store(0, Relaxed);
+    // Before the state: places beyond are never checked, so a member killed here would keep its
+    // own.
     seg.word(PLACES).store(seg.places().max(me + 1) as u64, Relaxed);
-    // Release: who sees the state sees the address.
+    // Release: the address is visible with the state.
     seg.state(me).store(inc << 32 | role.bits(), Release);
     seg.word(EPOCH).fetch_add(1, Release);
     Ok((seg.map, seg.known, me, inc, station))
@@ -528,14 +530,14 @@ fn none_known(layout: Layout) -> Box<[AtomicU64]> {
     (0..layout.members).map(|_| AtomicU64::new(0)).collect()
 }
 
-/// Maps a segment's `file`, or finds where a member of this process has it. Members that share a
-/// process then reach each line of it by one address, which is what a processor forwards stores
-/// by, and foresees where a line is in its first cache.
+/// Maps a segment's `file`, or returns the mapping of another member in this process. Members of
+/// one process then access each cache line at one address, which store forwarding and way
+/// prediction of processors depend on.
 fn map(file: &File, layout: Layout) -> io::Result<Arc<Mapped>> {
     static MAPS: Mutex<Vec<(FileId, Weak<Mapped>)>> = Mutex::new(Vec::new());
     let id = file.metadata().map(|meta| (meta.dev(), meta.ino()))?;
     let mut maps = MAPS.lock().unwrap_or_else(PoisonError::into_inner);
-    // A file that is mapped keeps its number, so another one has it only when these are gone.
+    // A mapped file keeps its inode number: it is not reused before these mappings are dropped.
     maps.retain(|(_, map)| map.strong_count() > 0);
     let known = maps.iter().find(|(known, _)| *known == id).and_then(|(_, map)| map.upgrade());
     if let Some(map) = known.filter(|map| map.layout == layout) {
@@ -576,43 +578,43 @@ impl Segment {
         self.word(self.layout.member(m) + 8)
     }
 
-    /// Its process, as numbered where it lives.
+    /// Its process, in that process's own pid namespace.
     pub(super) fn pid(&self, m: usize) -> &AtomicU64 {
         self.word(self.layout.member(m) + 16)
     }
 
-    /// Frames that the monitor `m` was too slow for.
+    /// Frames that the monitor `m` missed.
     pub(super) fn missed(&self, m: usize) -> &AtomicU64 {
         self.word(self.layout.member(m) + 24)
     }
 
-    /// Name of the socket that `m` may sleep on, or 0.
-    pub(super) fn bell_name(&self, m: usize) -> &AtomicU64 {
+    /// Name of the wake-up socket of `m`, or 0.
+    pub(super) fn wake_name(&self, m: usize) -> &AtomicU64 {
         self.word(self.layout.member(m) + 32)
     }
 
-    /// How many of its rings have their full length.
+    /// Number of its rings of full length.
     pub(super) fn long(&self, m: usize) -> &AtomicU64 {
         self.word(self.layout.member(m) + 48)
     }
 
-    /// Not 0 if somebody could not ring at the socket that `m` sleeps on.
-    pub(super) fn deaf(&self, m: usize) -> &AtomicU64 {
+    /// Not 0 if a wake-up could not be sent to the socket of `m`.
+    pub(super) fn wake_failed(&self, m: usize) -> &AtomicU64 {
         self.word(self.layout.member(m) + 56)
     }
 
-    /// Pages of links to `m` that are there.
+    /// Allocated pages of links to `m`, a bit each.
     fn pages(&self, m: usize) -> &AtomicU64 {
         self.word(self.layout.member(m) + 40)
     }
 
-    /// Not 0 when one of `m`'s groups of senders has rung.
-    pub(super) fn bell(&self, m: usize) -> &AtomicU64 {
+    /// Summary word of the doorbell of `m`: a bit for each group of senders.
+    pub(super) fn doorbell(&self, m: usize) -> &AtomicU64 {
         self.word(self.layout.member(m) + 64)
     }
 
-    /// The doorbell of `m` for one of its groups of senders.
-    pub(super) fn bell_group(&self, m: usize, group: usize) -> &AtomicU64 {
+    /// Word of the doorbell of `m` for one group of senders.
+    pub(super) fn doorbell_group(&self, m: usize, group: usize) -> &AtomicU64 {
         assert!(group < self.layout.groups());
         self.word(self.layout.member(m) + 128 + group * 8)
     }
@@ -625,7 +627,7 @@ impl Segment {
         unsafe { AtomicU32::from_ptr(words.as_mut_ptr().add(at).cast()) }
     }
 
-    /// [`sleeping`](Self::sleeping), for who looks at it often and keeps the mapping.
+    /// [`sleeping`](Self::sleeping), for frequent loads by an owner that keeps the mapping.
     pub(super) fn sleep_word(&self, m: usize) -> SleepWord {
         SleepWord(self.sleeping(m))
     }
@@ -634,15 +636,15 @@ impl Segment {
         self.word(EPOCH)
     }
 
-    /// One more than the highest place that anybody ever took.
+    /// One more than the highest place ever taken.
     pub(super) fn places(&self) -> usize {
-        // Relaxed: who looks for a member has seen its epoch.
+        // Relaxed: ordered by the Acquire load of the epoch.
         let said = usize::try_from(self.word(PLACES).load(Relaxed)).unwrap_or(usize::MAX);
         said.min(self.layout.members)
     }
 
-    /// A free place: one of the low ones, so that those who look at all have few to look at, and of
-    /// these not the one that was left last, whose rings may have frames yet.
+    /// A free place: a low one, so that scans of all places are short, and by turns, since the
+    /// rings of a place that was left just now may still have frames.
     fn choose_place(&self, turn: usize) -> Option<usize> {
         let is_free = |&m: &usize| self.state(m).load(Relaxed) == 0;
         let taken = self.places() - (0..self.places()).filter(is_free).count();
@@ -651,12 +653,12 @@ impl Segment {
         places.find(is_free)
     }
 
-    /// The member that is a switch.
+    /// The member in the role of the switch.
     pub(super) fn switch(&self) -> Option<usize> {
         (0..self.places()).find(|&m| is_switch(self.state(m).load(Acquire)))
     }
 
-    /// What the last switch said of its uplink.
+    /// The uplink of the last switch.
     pub(super) fn uplink(&self) -> Uplink {
         Uplink::from_words([0, 8, 16].map(|i| self.word(UPLINK + i).load(Relaxed)))
     }
@@ -671,7 +673,7 @@ impl Segment {
     pub(super) fn link(&self, s: usize, r: usize) -> Option<Link<'_>> {
         let bit = 1 << (s / GROUP);
         if self.known[r].load(Relaxed) & bit == 0 {
-            // That somebody says so is not enough to touch it.
+            // Another member's word alone does not make access safe.
             let is_said = self.pages(r).load(Acquire) & bit != 0;
             if !is_said || self.reserve_links(s, r).is_err() {
                 return None;
@@ -686,7 +688,7 @@ impl Segment {
         })
     }
 
-    /// Reserves the memory of a link. Who opens one holds the lock.
+    /// Reserves the memory of a link. To open the link the caller holds the lock.
     pub(super) fn reserve_links(&self, s: usize, r: usize) -> io::Result<()> {
         let at = self.layout.link(s / GROUP * GROUP, r);
         reserve(&self.file, at, PAGE)?;
@@ -706,14 +708,14 @@ impl Segment {
         Ok(SlotMem(self.map.words.as_mut_ptr().wrapping_add(at).cast_const().cast()))
     }
 
-    /// Rings the doorbell of `r` for member `me`, unless that was done and not heard yet.
-    pub(super) fn ring_bell(&self, r: usize, me: usize) {
+    /// Rings the doorbell of `r` for member `me`, unless it is still set.
+    pub(super) fn ring_doorbell(&self, r: usize, me: usize) {
         let (group, bit) = place_of(me);
-        ring(self.bell_group(r, group), self.bell(r), (group, bit));
+        ring(self.doorbell_group(r, group), self.doorbell(r), (group, bit));
     }
 
-    /// Reserves the first `len` bytes of a ring whose link is there, and maps them so that the
-    /// first lap is as fast as the others.
+    /// Reserves the first `len` bytes of a ring whose link is allocated, and maps and populates
+    /// them, so that the first lap is as fast as the others.
     pub(super) fn open_ring(&self, s: usize, r: usize, len: usize) -> io::Result<RawRing> {
         let (at, ring_len) = (self.layout.ring(s, r), self.layout.ring_len);
         assert!(len <= ring_len);
@@ -738,9 +740,9 @@ impl Segment {
         }
     }
 
-    /// Whether cleaning up is left to others.
-    pub(super) fn is_wary(&self) -> bool {
-        self.is_wary
+    /// Whether other members are not trusted: cleaning up is left to them.
+    pub(super) fn distrusts_members(&self) -> bool {
+        self.distrusts_members
     }
 
     pub(super) fn try_lock(&self) -> Option<Guard<'_>> {
@@ -765,8 +767,8 @@ impl Segment {
     /// Cleans up after `m`, which was found dead, and says whether it did: not if the lock is taken
     /// or a new member has the place.
     pub(super) fn reap(&self, m: usize) -> bool {
-        if self.is_wary {
-            // Whoever joins next does it.
+        if self.distrusts_members {
+            // The next member to join cleans up.
             return true;
         }
         let Some(_guard) = self.try_lock() else { return false };
@@ -809,8 +811,8 @@ impl Segment {
         self.epoch().fetch_add(1, Release);
     }
 
-    /// The process that the member that is `station` said it is, if there is such a member. Of
-    /// another pid namespace it is a number there.
+    /// The pid that the member with address `station` wrote, if there is such a member. A number of
+    /// the member's own pid namespace.
     pub(super) fn pid_of(&self, station: Station) -> Option<u32> {
         let there = |&m: &usize| {
             self.state(m).load(Acquire) != 0 && self.station(m).load(Relaxed) == station.word()
@@ -819,9 +821,8 @@ impl Segment {
         u32::try_from(self.pid(m).load(Relaxed)).ok().filter(|&pid| pid != 0)
     }
 
-    /// The address of a new member: what is wanted, else a number behind the NIC of the switch that
-    /// it will be reached through, else a random MAC.
-    /// (The numbers by turns, so that one is not another's a moment later.)
+    /// The address of a new member: the `wanted` one, else a free number behind the MAC of the
+    /// switch's NIC, else a random MAC. Numbers go round robin, so that one is not reused at once.
     fn choose_station(
         &self,
         wanted: Option<Station>,
@@ -851,13 +852,14 @@ impl Segment {
 
     /// Leaves the segment; the last one to leave removes its file.
     pub(super) fn leave(&self, me: usize) {
-        if self.is_wary {
-            // The others hear of it otherwise, and the memory goes with the last of them.
+        if self.distrusts_members {
+            // Clients learn of it by their connection, and the memory is freed with the last of
+            // them.
             lock::end_life(&self.file, me);
             return;
         }
-        // Without the lock (a stopped process has it) leaving is still right, these being our own
-        // words; only the file stays, for the next one to find without a living member.
+        // Without the lock (a stopped process holds it) leaving is still correct, since the words
+        // are our own; only the file stays, and the next process finds it without a living member.
         let guard = Guard::take(&self.file, self.leaving);
         self.clear(me);
         lock::end_life(&self.file, me);
@@ -867,7 +869,7 @@ impl Segment {
                     .metadata()
                     .is_ok_and(|own| own.ino() == meta.ino() && own.dev() == meta.dev())
             };
-            // Whoever waits for the lock sees that the file has no name left, and starts again.
+            // A process waiting for the lock sees that the file has no name left, and starts again.
             if std::fs::symlink_metadata(&self.path).is_ok_and(|meta| same(&meta)) {
                 let _ = std::fs::remove_file(&self.path);
             }

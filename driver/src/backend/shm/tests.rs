@@ -360,8 +360,8 @@ fn a_full_ring_is_no_lack_of_memory() {
     let at = |station: Station| move |p: &Peer| p.state != 0 && p.key == station.word();
     let places = [to, other].map(|station| a.peers.iter().position(at(station)).unwrap());
     // As a long frame found it. The ring stays short.
-    a.outs[places[0]].grow_at = u64::MAX;
-    places.iter().for_each(|&r| assert_eq!(a.lacks(r, None), Tx::Full));
+    a.tx_rings[places[0]].grow_at = u64::MAX;
+    places.iter().for_each(|&r| assert_eq!(a.out_of_memory(r, None), Tx::Full));
     assert_eq!(send(&mut a, to, b"short"), Tx::Sent);
     assert!(a.presence(to) == Presence::Starved && a.lacks_memory());
     while send(&mut a, to, b"more") == Tx::Sent {}
@@ -906,8 +906,8 @@ fn getting_up_takes_a_few_rings() {
     use std::os::linux::net::SocketAddrExt;
     use std::os::unix::net::{SocketAddr, UnixDatagram};
     let port = open(&small());
-    let bell = port.bell().unwrap();
-    let name = port.shared.seg.bell_name(port.shared.me).load(Relaxed);
+    let bell = port.wake_socket().unwrap();
+    let name = port.shared.seg.wake_name(port.shared.me).load(Relaxed);
     let to = SocketAddr::from_abstract_name(format!("barewire-bell-{name:016x}")).unwrap();
     let ringer = UnixDatagram::unbound().unwrap();
     ringer.set_nonblocking(true).unwrap();
@@ -916,9 +916,9 @@ fn getting_up_takes_a_few_rings() {
         let mut fds = [crate::backend::readable(bell.fd().as_raw_fd())];
         crate::backend::sleep(&mut fds, Duration::ZERO)
     };
-    assert!(rings > wait::RINGS && rung());
-    for taken in (wait::RINGS..).step_by(wait::RINGS) {
-        bell.get_up();
+    assert!(rings > wait::DATAGRAMS_MAX && rung());
+    for taken in (wait::DATAGRAMS_MAX..).step_by(wait::DATAGRAMS_MAX) {
+        bell.disarm();
         assert_eq!(rung(), taken < rings, "{taken} of {rings}");
         if taken >= rings {
             break;
@@ -1017,8 +1017,8 @@ fn number(mac: Station) -> u64 {
 #[test]
 fn a_wary_switch_opens_a_few_rings_a_turn() {
     let settings = ShmSettings { members: Some(64), ..fresh() };
-    let file = sealed::make(&settings).unwrap();
-    let another = || sealed::another(&file).unwrap();
+    let file = sealed::create(&settings).unwrap();
+    let another = || sealed::reopen(&file).unwrap();
     let uplink = Uplink { mtu: 1500, ..Uplink::default() };
     let mut switch = ShmPort::open_switch_of(another(), &settings, uplink).unwrap();
     let leaf = |_| ShmPort::open_leaf_of(another(), &settings).unwrap().0;
@@ -1029,9 +1029,9 @@ fn a_wary_switch_opens_a_few_rings_a_turn() {
     let mut got = 0;
     for turn in 1..=6 {
         switch.receive_from(64, |_, _| got += 1);
-        assert!(switch.open_ins.len() <= turn * STEPS as usize, "turn {turn}");
+        assert!(switch.open_rx_rings.len() <= turn * STEPS as usize, "turn {turn}");
     }
-    assert_eq!((got, switch.open_ins.len()), (21, 21));
+    assert_eq!((got, switch.open_rx_rings.len()), (21, 21));
     // What it sends opens rings as well.
     let macs: Vec<Station> = leaves.iter().map(|leaf| leaf.caps().station).collect();
     switch.receive_from(64, |_, _| ());

@@ -147,7 +147,7 @@ impl Clients {
         }
         let user = self.users.iter_mut().find(|user| user.uid == asking.uid);
         let user = user.ok_or(Refusal::NoResources)?;
-        let file = sealed::another(&user.file).map_err(|why| no_room(&why))?;
+        let file = sealed::reopen(&user.file).map_err(|why| no_room(&why))?;
         Ok((station, file))
     }
 
@@ -186,10 +186,10 @@ fn segment_for(
 ) -> Result<(File, SegmentPort), OpenError> {
     let settings =
         ShmSettings { members: Some(CLIENTS_MAX + 1), station: None, ..template.settings.clone() };
-    let file = sealed::make(&settings)?;
+    let file = sealed::create(&settings)?;
     let cannot = |e| OpenError::os("cannot open anew", "/proc/self/fd", e, "; mount /proc");
     // Locks belong to an open file: ours must not be that of the file opened for clients.
-    let mine = sealed::another(&file).map_err(cannot)?;
+    let mine = sealed::reopen(&file).map_err(cannot)?;
     let port = ShmPort::open_switch_of(mine, &settings, template.uplink)?;
     Ok((file, SegmentPort::new(port, uid, epoll)?))
 }

@@ -48,7 +48,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
 use crate::backend::any_port::AnyPort;
 use crate::backend::frame_queue::FrameQueue;
-use crate::backend::shm::{self, LOOK, NO_BELL, ShmPort, ShmSettings, Uplink};
+use crate::backend::shm::{self, NO_WAKE_SOCKET, RECHECK, ShmPort, ShmSettings, Uplink};
 use crate::backend::{readable, sleep};
 use crate::error::{OPEN_FILES, OpenError};
 use crate::frame::{
@@ -132,7 +132,7 @@ pub struct StationFrames {
 /// The switch's port on one segment: that of its own user, or that of a user it serves.
 struct SegmentPort {
     port: ShmPort,
-    bell: shm::Bell,
+    bell: shm::WakeSocket,
     uid: u32,
     /// Copies made of this segment's group frames that are not yet charged to its turns, each of
     /// which pays for [`BURST`] (as in deficit round robin).
@@ -141,10 +141,10 @@ struct SegmentPort {
 
 impl SegmentPort {
     fn new(port: ShmPort, uid: u32, epoll: &Epoll) -> Result<Self, OpenError> {
-        let bell = port.bell()?;
+        let bell = port.wake_socket()?;
         let event = EpollEvent::new(EpollFlags::EPOLLIN, NOT_A_CLIENT);
-        let no_bell = |e| OpenError::os(NO_BELL, port.path(), e, OPEN_FILES);
-        epoll.add(bell.fd(), event).map_err(no_bell)?;
+        let no_socket = |e| OpenError::os(NO_WAKE_SOCKET, port.path(), e, OPEN_FILES);
+        epoll.add(bell.fd(), event).map_err(no_socket)?;
         Ok(Self { port, bell, uid, debt: 0 })
     }
 }
@@ -331,32 +331,32 @@ impl Switch {
     pub fn sleep(&mut self, timeout: Duration) {
         self.idle_sleeps = self.idle_sleeps.saturating_add(1);
         let until = Instant::now() + timeout;
-        // A sender that missed our sleep flag has its frame visible after `LOOK`.
-        if !self.wait(timeout.min(LOOK)) && self.may_sleep_long() {
-            let has_frame = self.segments.iter_mut().any(|of| of.port.look_everywhere());
+        // A sender that missed our sleep flag has its frame visible after `RECHECK`.
+        if !self.wait(timeout.min(RECHECK)) && self.may_sleep_long() {
+            let has_frame = self.segments.iter_mut().any(|of| of.port.sweep_all());
             if !has_frame {
                 self.wait(until.saturating_duration_since(Instant::now()));
             }
         }
-        self.segments.iter().for_each(|of| of.bell.get_up());
+        self.segments.iter().for_each(|of| of.bell.disarm());
         self.housekeep();
     }
 
-    /// Whether every event is known to wake the switch ([`shm::Bell::is_deaf`]).
+    /// Whether every event is known to wake the switch ([`shm::WakeSocket::has_missed_wakeup`]).
     fn may_sleep_long(&self) -> bool {
-        let is_deaf = self.segments.iter().any(|of| of.bell.is_deaf());
+        let has_missed_wakeup = self.segments.iter().any(|of| of.bell.has_missed_wakeup());
         // No event tells that the NIC has room again.
         self.idle_sleeps > IDLE_SLEEPS
             && self.waiter.is_some()
             && self.nic_queue.is_empty()
-            && !is_deaf
+            && !has_missed_wakeup
     }
 
     /// Sets the sleep flag of every segment, so that senders wake us until it is cleared, and waits
     /// for at most `timeout`. False if only time has passed.
     fn wait(&self, timeout: Duration) -> bool {
         // All of them: arming one says nothing of the others' frames.
-        let ready = self.segments.iter().filter(|of| of.bell.lie_down()).count();
+        let ready = self.segments.iter().filter(|of| of.bell.arm()).count();
         ready > 0
             || match &self.waiter {
                 Some(waiter) => waiter.wait_or(Some(self.epoll.0.as_fd()), timeout),

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::reattach::{Attachment, NextAttachment, ReattachThread};
-use crate::backend::shm::{Bell, LOOK, NO_BELL, ShmPort, ShmSettings, Uplink};
+use crate::backend::shm::{NO_WAKE_SOCKET, RECHECK, ShmPort, ShmSettings, Uplink, WakeSocket};
 use crate::backend::{self, readable, sleep};
 use crate::error::{OPEN_FILES, OpenError};
 use crate::frame::{RxFrame, TxFrame, WriteBody, WriteHead};
@@ -52,7 +52,7 @@ impl SwitchedPort {
         if !port.has_switch() {
             tracing::warn!(port = %name, "no switch runs: frames are lost until one does");
         }
-        let bell = port.bell()?;
+        let bell = port.wake_socket()?;
         let attachment = Attachment { port, bell, uplink };
         Ok(Some(Self::at(attachment, NextAttachment::empty(), None, name)?))
     }
@@ -94,8 +94,8 @@ impl SwitchedPort {
             name,
             ..port.caps().clone()
         };
-        let no_bell = |e| OpenError::os(NO_BELL, port.path(), e, OPEN_FILES);
-        let wake = backend::Bell::new().map_err(no_bell)?;
+        let no_socket = |e| OpenError::os(NO_WAKE_SOCKET, port.path(), e, OPEN_FILES);
+        let wake = backend::Bell::new().map_err(no_socket)?;
         let (bell, for_waiter) = (Mutex::new(Arc::new(bell)), Arc::clone(&next));
         let waiter = Arc::new(Waiter { bell, wake, next: for_waiter });
         let (damages, past_counters) = (uplink.damages, PortCounters::default());
@@ -236,7 +236,7 @@ impl Port for SwitchedPort {
 /// Sleeps on the socket that the switch sends wake-ups to.
 struct Waiter {
     /// Of the segment that the port is a member of.
-    bell: Mutex<Arc<Bell>>,
+    bell: Mutex<Arc<WakeSocket>>,
     wake: backend::Bell,
     next: Arc<NextAttachment>,
 }
@@ -249,17 +249,17 @@ impl PortWaiter for Waiter {
             // The port may have moved to another segment since the last round.
             let bell = Arc::clone(&self.bell.lock().unwrap_or_else(PoisonError::into_inner));
             let left = until.saturating_duration_since(Instant::now());
-            let has_come = bell.lie_down() || self.next.is_ready();
+            let has_come = bell.arm() || self.next.is_ready();
             let is_over = has_come || left.is_zero() || {
                 let mut fds = [bell.fd().as_raw_fd(), self.wake.fd(), also].map(readable);
-                // The switch may have read the old state: check again after `LOOK`.
-                let is_rung = sleep(&mut fds, left.min(LOOK));
+                // The switch may have read the old state: check again after `RECHECK`.
+                let is_rung = sleep(&mut fds, left.min(RECHECK));
                 if is_rung {
                     self.wake.clear();
                 }
                 is_rung
             };
-            bell.get_up();
+            bell.disarm();
             if is_over {
                 return has_come || !left.is_zero();
             }

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use super::attach::{self, Grant};
 use super::handshake::{Incoming, Socket};
-use crate::backend::shm::{Bell, ShmPort, ShmSettings, Uplink};
+use crate::backend::shm::{ShmPort, ShmSettings, Uplink, WakeSocket};
 use crate::backend::{self, readable, sleep};
 use crate::error::OpenError;
 use crate::own_thread::without_signals;
@@ -29,7 +29,7 @@ const FAST_RETRIES: u32 = 500;
 /// Membership of a segment that a switch granted.
 pub(super) struct Attachment {
     pub(super) port: ShmPort,
-    pub(super) bell: Bell,
+    pub(super) bell: WakeSocket,
     pub(super) uplink: Uplink,
 }
 
@@ -135,7 +135,7 @@ fn join(grant: Grant, settings: &ShmSettings) -> Result<(Socket, Attachment), Op
     let Grant { socket, file, station } = grant;
     let settings = ShmSettings { station: Some(station), ..settings.clone() };
     let (port, uplink) = ShmPort::open_leaf_of(file, &settings)?;
-    let bell = port.bell()?;
+    let bell = port.wake_socket()?;
     Ok((socket, Attachment { port, bell, uplink }))
 }
 

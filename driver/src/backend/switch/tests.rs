@@ -570,9 +570,9 @@ fn an_idle_switch_sleeps_long() {
     switch.waiter = Some(Arc::new(WaiterStub));
     let bell = &switch.segments[0].bell;
     bell.hide();
-    assert!(!bell.lie_down() && !bell.is_deaf());
+    assert!(!bell.arm() && !bell.has_missed_wakeup());
     assert_eq!(send(&mut a, &frame(FAR, mac, 60, 9)), Tx::Sent);
-    assert!(bell.is_deaf());
+    assert!(bell.has_missed_wakeup());
     assert_eq!(turn(&mut switch), 1);
     switch.idle_sleeps = IDLE_SLEEPS;
     assert!(slept(&mut switch) < Duration::from_secs(30));

@@ -72,7 +72,7 @@ fn ends() -> (Producer<TestMem>, Consumer<TestMem, 1>) {
 fn send(tx: &mut Producer<TestMem>, bytes: &[u8]) -> Result<(), NoRoom> {
     // The fast path whenever there is one, as a port does.
     if bytes.len() < 300
-        && let Some(place) = tx.claim_ahead(bytes.len())
+        && let Some(place) = tx.claim_fast(bytes.len())
     {
         tx.mem().write(place.frame_pos(), bytes);
         let is_clearing_due = place.is_clearing_due;
@@ -89,13 +89,13 @@ fn send(tx: &mut Producer<TestMem>, bytes: &[u8]) -> Result<(), NoRoom> {
 }
 
 /// Takes what is there, by the fast path whenever there is one, as a port does.
-fn take(rx: &mut Consumer<TestMem, 1>) -> Taken {
+fn take(rx: &mut Consumer<TestMem, 1>) -> RingItem {
     let (head, pos) = (rx.head, rx.pos());
     match rx.take_plain(rx.mem().word(pos)) {
-        Taken::Empty => {
+        RingItem::Empty => {
             assert_eq!(rx.head, head);
             let mut taken = rx.take();
-            if taken == Taken::Grow && rx.ring_len() < GROWN {
+            if taken == RingItem::Grow && rx.ring_len() < GROWN {
                 rx.grow(GROWN, GROWN_MAX);
                 taken = rx.take();
             }
@@ -156,15 +156,15 @@ proptest! {
                     }
                 } else {
                     let taken = take(&mut rx);
-                    old = if taken == Taken::Empty { 0 } else { old.saturating_sub(1) };
+                    old = if taken == RingItem::Empty { 0 } else { old.saturating_sub(1) };
                     match taken {
-                        Taken::Empty => prop_assert!(model.is_empty()),
-                        Taken::Frame { pos, len } => {
+                        RingItem::Empty => prop_assert!(model.is_empty()),
+                        RingItem::Frame { pos, len } => {
                             let bytes = rx.mem().read(pos, len);
                             prop_assert_eq!(Some(bytes), model.pop_front());
                         }
-                        Taken::Grow => prop_assert!(false, "grew twice"),
-                        Taken::Broken => prop_assert!(false, "broken"),
+                        RingItem::Grow => prop_assert!(false, "grew twice"),
+                        RingItem::Broken => prop_assert!(false, "broken"),
                     }
                 }
             }
@@ -190,11 +190,11 @@ proptest! {
             let word = if kind == 0 && noise & 1 == 0 { noise } else { near };
             rx.mem().publish(rx.pos(), word);
             match take(&mut rx) {
-                Taken::Frame { pos, len } => {
+                RingItem::Frame { pos, len } => {
                     let ring_len = rx.ring_len();
                     prop_assert!(len > 0 && len < ring_len / 4 && pos + len <= ring_len);
                 }
-                Taken::Empty | Taken::Grow | Taken::Broken => {}
+                RingItem::Empty | RingItem::Grow | RingItem::Broken => {}
             }
         }
     }
@@ -215,7 +215,7 @@ proptest! {
                 Err(NoRoom::Full | NoRoom::Broken) => {}
                 Err(NoRoom::Long) => prop_assert!(false, "{len}"),
             }
-            if let Some(place) = tx.claim_ahead(len.min(200)) {
+            if let Some(place) = tx.claim_fast(len.min(200)) {
                 prop_assert!(place.frame_pos() + len.min(200) <= LEN);
                 place.commit();
                 tx.clear_ahead();
@@ -241,19 +241,22 @@ fn behind_padding_alone_nothing_is_plain_until_it_is_given_back() {
     let (mem, last) = (rx.mem().clone(), LEN - GRANULE);
     for pos in (0..last).step_by(GRANULE) {
         mem.publish(pos, word_of(pos as u64, 40));
-        assert!(matches!(rx.take(), Taken::Frame { .. }));
+        assert!(matches!(rx.take(), RingItem::Frame { .. }));
         rx.release();
     }
     mem.publish(last, word_of(last as u64, PAD));
     mem.clear(0);
-    assert!(matches!(rx.take(), Taken::Empty));
+    assert!(matches!(rx.take(), RingItem::Empty));
     assert_eq!(rx.pos(), 0);
     for len in 0..=FRAME_MAX as u32 {
         let taken = rx.take_plain(word_of(LEN as u64, len));
-        assert!(matches!(taken, Taken::Empty), "{len} bytes");
+        assert!(matches!(taken, RingItem::Empty), "{len} bytes");
     }
     rx.release();
-    assert!(matches!(rx.take_plain(word_of(LEN as u64, 40)), Taken::Frame { pos: WORD_LEN, .. }));
+    assert!(matches!(
+        rx.take_plain(word_of(LEN as u64, 40)),
+        RingItem::Frame { pos: WORD_LEN, .. }
+    ));
 }
 
 #[test]
@@ -264,7 +267,7 @@ fn full_length_frames_always_get_through() {
         for len in [round % 70 + 1, FRAME_MAX, FRAME_MAX] {
             let bytes = vec![round as u8; len];
             assert_eq!(send(&mut tx, &bytes), Ok(()), "round {round}: empty ring was full");
-            let Taken::Frame { pos, len: got } = rx.take() else { panic!("round {round}") };
+            let RingItem::Frame { pos, len: got } = rx.take() else { panic!("round {round}") };
             assert_eq!(rx.mem().read(pos, got), bytes);
             rx.release();
         }
@@ -292,13 +295,13 @@ fn two_threads_pass_a_million_frames() {
     for serial in 0..COUNT {
         let (pos, len) = loop {
             match rx.take() {
-                Taken::Frame { pos, len } => break (pos, len),
-                Taken::Empty => std::thread::yield_now(),
-                Taken::Grow => {
+                RingItem::Frame { pos, len } => break (pos, len),
+                RingItem::Empty => std::thread::yield_now(),
+                RingItem::Grow => {
                     rx.grow(GROWN, GROWN_MAX);
                     rx.release();
                 }
-                Taken::Broken => panic!("broken at {serial}"),
+                RingItem::Broken => panic!("broken at {serial}"),
             }
         };
         assert_eq!(len as u64, (serial % 29 + 1) * 8);
@@ -379,7 +382,7 @@ mod model {
                     if grows == Some(sent) && tx.ring_len() == LEN {
                         tx.grow(2 * LEN);
                     }
-                    if let Some(place) = tx.claim_ahead(40) {
+                    if let Some(place) = tx.claim_fast(40) {
                         let cell = &tx.mem().cells[place.frame_pos() / GRANULE];
                         // SAFETY: loom's pointer is valid; loom checks the exclusion.
                         cell.with_mut(|p| unsafe { *p = sent + 100 });
@@ -407,7 +410,7 @@ mod model {
             let mut taken = 0;
             while taken < FRAMES {
                 match rx.take() {
-                    Taken::Frame { pos, len } => {
+                    RingItem::Frame { pos, len } => {
                         assert_eq!(len, 40);
                         let cell = &rx.mem().cells[pos / GRANULE];
                         // SAFETY: loom's pointer is valid; loom checks the exclusion.
@@ -415,9 +418,9 @@ mod model {
                         rx.release();
                         taken += 1;
                     }
-                    Taken::Empty => loom::thread::yield_now(),
-                    Taken::Grow => rx.grow(2 * LEN, 56),
-                    Taken::Broken => panic!("broken"),
+                    RingItem::Empty => loom::thread::yield_now(),
+                    RingItem::Grow => rx.grow(2 * LEN, 56),
+                    RingItem::Broken => panic!("broken"),
                 }
             }
             sender.join().unwrap();

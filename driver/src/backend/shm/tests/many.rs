@@ -78,7 +78,7 @@ fn a_thousand_members_hear_each_other() {
         }
     }
     assert_eq!(checked.frames, 3 * (n - 1));
-    assert_eq!(ports[0].open_ins.len(), n - 1);
+    assert_eq!(ports[0].open_rx_rings.len(), n - 1);
 
     let (mut polls_max, mut times) = (0, Vec::new());
     for round in 1..4 {
@@ -89,12 +89,12 @@ fn a_thousand_members_hear_each_other() {
                 let (first, all) = ports.split_at_mut(from);
                 let Shared { seg, me: to, .. } = &*first[0].shared;
                 // It sees its bell rung, and nobody hears it.
-                seg.bell_group(*to, group).store(bit, Relaxed);
-                seg.bell(*to).store(1 << group, Relaxed);
+                seg.doorbell_group(*to, group).store(bit, Relaxed);
+                seg.doorbell(*to).store(1 << group, Relaxed);
                 let bytes = payload(from, 0, round, len(round));
                 assert_eq!(send(&mut all[0], macs[0], &bytes), Tx::Sent);
-                seg.bell(*to).store(0, Relaxed);
-                seg.bell_group(*to, group).store(0, Relaxed);
+                seg.doorbell(*to).store(0, Relaxed);
+                seg.doorbell_group(*to, group).store(0, Relaxed);
             }
             let (mut polls, began) = (1, Instant::now());
             while checked.poll(&mut ports, 0, len) == 0 {

@@ -267,7 +267,7 @@ fn a_hostile_process_harms_no_other_user() {
             let file = &traffic.bed.switch.clients.as_ref().unwrap().users[1].file;
             let len = DATA_AT + MEMBERS * MEMBERS * RING_LEN;
             assert_eq!(file.metadata().unwrap().len(), len as u64);
-            let file = shm::sealed::another(file).unwrap();
+            let file = shm::sealed::reopen(file).unwrap();
             let mut attacker = Attacker { file, rng: Rng(rng.next()), victims: victims.to_vec() };
             let rounds = rounds(24);
             for round in 0..rounds {
@@ -314,7 +314,7 @@ fn an_address_belongs_to_the_process_that_asked() {
     let file = &traffic.bed.switch.clients.as_ref().unwrap().users[1].file;
     let victims = traffic.macs();
     let mut join = |mac| {
-        let file = shm::sealed::another(file).unwrap();
+        let file = shm::sealed::reopen(file).unwrap();
         let segment = ShmSettings { station: Some(mac), ..ShmSettings::named("x") };
         ShmPort::open_leaf_of(file, &segment).unwrap().0
     };
