@@ -1,13 +1,13 @@
-//! Tests that need a process of their own: they fork, or their sockets must not be open in what
-//! other tests fork.
+//! Tests that need a process of their own: they fork, or their sockets must not be inherited by
+//! other tests' children.
 
 use std::process::Command;
 
-/// Says of the test with this path whether it has a process of its own. If not, runs it in one,
-/// which `change` may change.
+/// Whether the test with this path runs in a process of its own. If not, runs it in one, which
+/// `change` may change, and returns false.
 ///
 /// # Panics
-/// If it fails there.
+/// If the test fails in that process.
 pub(crate) fn is_alone(test: &str, change: impl FnOnce(&mut Command)) -> bool {
     const ALONE: &str = "BAREWIRE_TEST_ALONE";
     if std::env::var_os(ALONE).is_some_and(|alone| alone == test) {

@@ -24,45 +24,44 @@ pub const BODY_MAX: usize = 1968;
 ///
 /// Dropping it leaves the group: what was put stays until all others have taken it.
 pub trait Board: Send + Debug {
-    /// What the other members find this one's slot by. Never 0.
+    /// The name by which other members find this one's slot. Never 0.
     fn name(&self) -> u64;
 
-    /// Learns the names of all members' slots, in the order of ranks, and that of the group, which
-    /// is not 0. Called once, before anything else. False, and the board is of no use: one of them
-    /// names no slot, or its member is another one by now.
+    /// Connects to the slots of all members by their `names`, in the order of ranks, for the group
+    /// with the number `group`, which is not 0. Called once, before all other calls. False if a
+    /// name is invalid or its member has been replaced; the board cannot be used then.
     fn meet(&mut self, group: u32, names: &[u64]) -> bool;
 
     /// Puts `mark` and the first `len` bytes of `body`, at most [`BODY_MAX`], for `call`. Members
     /// that sleep are woken.
     ///
     /// # Panics
-    /// If there are fewer, or they are too many.
+    /// If `body` is shorter than `len`, or `len` exceeds [`BODY_MAX`].
     fn put(&mut self, call: u32, mark: u64, body: &Span, len: usize);
 
     /// The mark that `rank` has put for `call`; `None` if it has not, or has put something for the
     /// call after the next.
     fn mark(&self, rank: u32, call: u32) -> Option<u64>;
 
-    /// Copies `len` bytes from `at` of what `rank` has put for `call` to `to_at` of `to`, where
-    /// they have room. They are what the member wrote if its [mark](Self::mark) was seen.
+    /// Copies `len` bytes from offset `at` of the data of `rank` for `call` to offset `to_at` of
+    /// `to`, which has room for them. Valid only if the member's [mark](Self::mark) was seen.
     fn take(&self, rank: u32, call: u32, at: usize, to: (&IoBuf, usize), len: usize);
 
     /// The first 8 bytes of what [`take`](Self::take) copies.
     fn first_word(&self, rank: u32, call: u32) -> u64;
 
-    /// The first of `ranks` that has not put `mark` for `call`, and whether it has put another;
-    /// their end if all have. The [first word](Self::first_word) of each before it goes to its
-    /// place in `words`.
+    /// Returns the first of `ranks` that has not put `mark` for `call`, and whether it has put
+    /// another mark; the end of `ranks` if all have. Stores the [first word](Self::first_word) of
+    /// each rank before it at the rank's index in `words`.
     ///
     /// # Panics
     /// If a member or its place is missing.
     fn collect(&self, ranks: Range<u32>, call: u32, mark: u64, words: &mut [u64]) -> (u32, bool);
 
-    /// The first of `ranks` of which what was read for `call` so far may be another's: whoever
-    /// takes the place of a member that died or left puts over what that had put. `None` if there
-    /// is none.
+    /// The first of `ranks` whose data read for `call` may be another member's: the successor of a
+    /// member that died or left overwrites its slot. `None` if there is none.
     fn replaced(&mut self, ranks: Range<u32>, call: u32) -> Option<u32>;
 
-    /// Nothing of the calls up to `call` is taken any more.
+    /// Reports that this member has finished reading the calls up to `call`.
     fn done(&mut self, call: u32);
 }

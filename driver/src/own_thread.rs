@@ -4,8 +4,8 @@ use std::io;
 
 use nix::sys::signal::{SigSet, SigmaskHow, pthread_sigmask};
 
-/// Runs `start`, in which threads are made that no signal goes to: one sent to the process goes to
-/// the program's threads, whose handlers may jump out of what they interrupt.
+/// Runs `start` with all signals blocked, so that threads made in it never handle one. A signal for
+/// the process then goes to the program's own threads, whose handlers may use `longjmp`.
 ///
 /// # Errors
 /// Those of `start`.

@@ -1,4 +1,5 @@
-//! Messages over Unix sockets, with a descriptor or without, and their end.
+//! Messages over Unix sockets, with an optional descriptor, and deferred closing of what peers
+//! pass.
 
 use std::io::IoSlice;
 use std::ops::Deref;
@@ -11,16 +12,16 @@ use nix::sys::socket::{ControlMessage, MsgFlags, UnixAddr, sendmsg};
 
 use crate::own_thread::without_signals;
 
-/// What somebody else has a say in: a descriptor that was handed over, or a socket in which some
-/// may wait. It is closed by a thread of its own, since that may take as long as they like: a file
-/// system in user space is told (FUSE), a network one writes, a TCP socket lingers (`SO_LINGER`).
+/// Closes a descriptor from a peer, or a socket with such descriptors queued, in a thread of its
+/// own. The peer decides how long closing takes: a FUSE file system is asked, a network file system
+/// writes back, a TCP socket lingers (`SO_LINGER`).
 pub(super) struct Apart<T: Send + 'static>(Option<T>);
 
-/// How many are being closed.
+/// Number of values being closed.
 static CLOSING: AtomicUsize = AtomicUsize::new(0);
 const CLOSING_MAX: usize = 64;
 
-/// Counts as one that is being closed.
+/// Decrements [`CLOSING`] when dropped.
 struct Closing;
 
 impl Drop for Closing {
@@ -34,7 +35,7 @@ impl<T: Send + 'static> Apart<T> {
         Self(Some(what))
     }
 
-    /// It is known to close at once.
+    /// Takes the value out: it is known to close at once.
     pub(super) fn trust(mut self) -> T {
         self.0.take().expect("taken here and by drop alone")
     }
@@ -53,27 +54,26 @@ impl<T: Send + 'static> Drop for Apart<T> {
         let Some(what) = self.0.take() else { return };
         CLOSING.fetch_add(1, Relaxed);
         let both = (what, Closing);
-        // Without a thread it is closed here.
+        // If no thread can be made, it is closed here.
         let named = std::thread::Builder::new().name("close".into());
         let _ = without_signals(|| named.spawn(move || drop(both)));
     }
 }
 
-/// Whether so much takes its time to close that nobody new is to be let in, or there would be no
-/// end of threads and descriptors.
+/// Whether too many values are being closed: new connections are not accepted then, which bounds
+/// the number of threads and descriptors.
 pub(super) fn is_crowded() -> bool {
     CLOSING.load(Relaxed) >= CLOSING_MAX
 }
 
-/// What was received.
+/// A received message.
 pub(super) struct Received {
-    /// Its bytes; 0 if the other side has hung up.
+    /// Length in bytes; 0 if the peer has closed the connection.
     pub(super) len: usize,
-    /// The descriptor that came along, if one was wanted. Closed in children that execute something
-    /// else.
+    /// The descriptor in the message, if one was wanted. Close-on-exec.
     pub(super) fd: Option<Apart<OwnedFd>>,
-    /// All of it is there: there were no more bytes than room, and no more descriptors than one, or
-    /// than none where none was wanted.
+    /// Nothing was cut off: the bytes fit, and there was at most one descriptor, or none where none
+    /// was wanted.
     pub(super) is_whole: bool,
 }
 
@@ -83,7 +83,7 @@ const CONTROL_HEAD: usize = size_of::<libc::cmsghdr>();
 const FDS_MAX: usize = 253;
 const CONTROL_LEN: usize = CONTROL_HEAD + FDS_MAX * size_of::<RawFd>();
 
-/// Sends a message, with a descriptor if there is one, and says how much of it went. Never blocks.
+/// Sends a message with an optional descriptor, and returns the number of bytes sent. Never blocks.
 pub(super) fn send(socket: RawFd, bytes: &[u8], fd: Option<RawFd>) -> Result<usize, Errno> {
     let fds = [fd.unwrap_or(-1)];
     let rights = [ControlMessage::ScmRights(&fds)];
@@ -94,8 +94,8 @@ pub(super) fn send(socket: RawFd, bytes: &[u8], fd: Option<RawFd>) -> Result<usi
 
 /// Receives one message into `into`, with one descriptor if `takes_fd`. Never blocks.
 ///
-/// What the kernel has no room for in `msg_control` it closes itself, in this call. So there is
-/// room for all, and those that nobody wants are closed apart.
+/// The kernel closes descriptors beyond the room in `msg_control` within this call. So there is
+/// room for all, and unwanted ones are closed through [`Apart`].
 ///
 /// # Errors
 /// Those of `recvmsg`; nothing was received, and no descriptor made.

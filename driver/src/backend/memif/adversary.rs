@@ -5,10 +5,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::MemifSettings;
-use super::handshake::{Asking, Greeting, Heard, Rules};
+use super::handshake::{ClientHandshake, Rules, ServerHandshake, ServerStep};
 use super::proto::{AddRing, Init, MESSAGE_LEN, Message, SECRET_LEN, VERSION};
-use super::region::{Conn, Layout, Made, TO_CLIENT, TO_SERVER};
-use super::ring::{Broken, Pushed, Receiver, Sender, Taken};
+use super::region::{ClientMemory, Conn, Layout, TO_CLIENT, TO_SERVER};
+use super::ring::{Broken, Pushed, Receiver, RxItem, Sender};
 use crate::backend::unix::Apart;
 use crate::frame::{RxFrame, TxFrame};
 
@@ -30,7 +30,7 @@ pub(super) fn ring(to_server: bool, region: u16, offset: u32, log2_len: u8) -> M
 }
 
 /// What a client says before the last, each with its descriptor.
-fn sayings(made: &Made) -> [(Message, Option<&OwnedFd>); 4] {
+fn client_messages(made: &ClientMemory) -> [(Message, Option<&OwnedFd>); 4] {
     let place = |which| ring(which == TO_SERVER, 0, LAYOUT.ring_at(which) as u32, LAYOUT.log2_ring);
     let region = Message::AddRegion { index: 0, size: made.len as u64 };
     [
@@ -43,15 +43,15 @@ fn sayings(made: &Made) -> [(Message, Option<&OwnedFd>); 4] {
 
 /// Both sides of a connection, the server's first. None if there is no memory.
 pub(super) fn joined() -> Option<[Conn; 2]> {
-    let made = Made::new(LAYOUT).ok()?;
-    let mut greeting = Greeting::default();
-    for (message, fd) in sayings(&made) {
+    let made = ClientMemory::new(LAYOUT).ok()?;
+    let mut handshake = ServerHandshake::default();
+    for (message, fd) in client_messages(&made) {
         let fd = fd.map(|fd| fd.as_fd().try_clone_to_owned()).transpose().ok()?;
-        greeting.hear(Some(message), fd.map(Apart::new), &rules(), true).ok()?;
+        handshake.handle(Some(message), fd.map(Apart::new), &rules(), true).ok()?;
     }
-    match greeting.hear(Some(Message::Connect), None, &rules(), true).ok()? {
-        Heard::All(at_server) => Some([*at_server, made.connected().ok()?]),
-        Heard::Answer(_) => None,
+    match handshake.handle(Some(Message::Connect), None, &rules(), true).ok()? {
+        ServerStep::Done(at_server) => Some([*at_server, made.connected().ok()?]),
+        ServerStep::Reply(_) => None,
     }
 }
 
@@ -69,11 +69,11 @@ pub fn wild_peer(data: &[u8]) {
     }
 }
 
-/// Messages in pieces of 129 bytes, of which the first says which descriptor comes along, and which
+/// Messages in pieces of 129 bytes, of which the first selects the descriptor, and which
 /// right message takes the place of the other bytes, if one does.
 fn messages(data: &[u8]) {
-    let Ok(made) = Made::new(LAYOUT) else { return };
-    let (mut greeting, mut asking) = (Greeting::default(), Asking::new());
+    let Ok(made) = ClientMemory::new(LAYOUT) else { return };
+    let (mut server, mut client) = (ServerHandshake::default(), ClientHandshake::new());
     let rules = rules();
     for piece in data.chunks(1 + MESSAGE_LEN).take(16) {
         let mut bytes = [0; MESSAGE_LEN];
@@ -82,16 +82,16 @@ fn messages(data: &[u8]) {
         let (mut message, mut fd) = (Message::parse(&bytes), fds[usize::from(piece[0]) % 4]);
         match piece[0] / 4 {
             0..4 => {
-                let right = sayings(&made).into_iter().nth(usize::from(piece[0] / 4));
+                let right = client_messages(&made).into_iter().nth(usize::from(piece[0] / 4));
                 (message, fd) = right.map_or((None, None), |(message, fd)| (Some(message), fd));
             }
             4 => message = Some(Message::Connect),
             _ => {}
         }
         let fd = fd.and_then(|fd| fd.try_clone().ok()).map(Apart::new);
-        // What both do with a message that they refuse is to hang up.
-        let _ = asking.hear(message.clone(), &rules);
-        if greeting.hear(message, fd, &rules, true).is_err() {
+        // Both sides disconnect after a message that they refuse.
+        let _ = client.handle(message.clone(), &rules);
+        if server.handle(message, fd, &rules, true).is_err() {
             return;
         }
     }
@@ -116,20 +116,20 @@ fn scribbled(conn: &Conn, data: &[u8]) -> Result<(), Broken> {
         let len = 14 + value as usize % (FRAME_MAX - 14);
         let frame = TxFrame::whole(&frame[..len]);
         if tx.push(conn, &frame, len, 0, &mut whole)? == Pushed::Sent {
-            tx.tell();
+            tx.publish();
         }
         tx.warm(conn)?;
         for left in (1..=rx.pending()?).rev() {
-            rx.foresee();
+            rx.prefetch_next();
             match rx.take(conn, FRAME_MAX) {
-                Taken::Frame(base, len) => {
+                RxItem::Frame(base, len) => {
                     let mut copy = [0; FRAME_MAX];
                     // SAFETY: `len` bytes at `base` are mapped as long as `conn` is there (`take`).
                     let lent = unsafe { RxFrame::from_raw(base, len as usize) };
                     assert!(lent.copy_to(0, &mut copy[..len as usize]), "longer than it says");
                 }
-                Taken::Bad => {}
-                Taken::Pieces => {
+                RxItem::Bad => {}
+                RxItem::Pieces => {
                     let joined = rx.join(conn, left, &mut whole);
                     assert!(joined.is_none_or(|len| len <= FRAME_MAX));
                     break;

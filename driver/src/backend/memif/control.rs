@@ -1,9 +1,9 @@
-//! The thread that makes a port's connections and notices their end.
+//! The control thread of a port: makes connections and detects their end.
 //!
-//! It sleeps until a descriptor has something. Nothing that it does waits for the other side: every
-//! socket is non-blocking, a message that does not fit its socket's buffer ends the connection, who
-//! does not finish what it began within [`PATIENCE`] is hung up on, and what clients hand over is
-//! closed elsewhere ([`Apart`]).
+//! The thread sleeps until a descriptor is readable, and never waits for the peer: sockets are
+//! non-blocking, a message that does not fit its socket's buffer ends the connection, a handshake
+//! not finished within [`PATIENCE`] is aborted, and descriptors from clients are closed by another
+//! thread ([`Apart`]).
 
 use std::fmt::Display;
 use std::io;
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::sys::socket::{Backlog, UnixAddr, connect};
 
-use super::handshake::{Asking, Greeting, Heard, Rules};
+use super::handshake::{ClientHandshake, Rules, ServerHandshake, ServerStep};
 use super::proto::{MESSAGE_LEN, Message};
 use super::region::{Conn, Layout};
 use super::wait::Shared;
@@ -31,39 +31,39 @@ use crate::backend::{Bell, readable, sleep};
 use crate::error::OpenError;
 use crate::own_thread::without_signals;
 
-/// Time that the messages of a connection may take.
+/// Longest duration of a handshake.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Time that opening a client waits for its connection, if there is a server; and besides for one
-/// that says that it has a client already, which may have died just now.
+/// How long opening a client waits for its connection if there is a server, and how much longer if
+/// the server reports another client, which may just have died.
 const OPENING: Duration = Duration::from_millis(500);
 const BUSY: Duration = Duration::from_secs(2);
-/// Between two attempts to connect, and after a refusal.
+/// Pause between two attempts to connect, and after a refusal.
 const RETRY: Duration = Duration::from_millis(50);
 const RETRY_REFUSED: Duration = Duration::from_millis(200);
-/// A connection that ends sooner is tried anew after a pause.
+/// After a connection shorter than this the client pauses before the next attempt.
 const BRIEF: Duration = Duration::from_secs(1);
-/// How long who closes a port waits for the thread.
+/// How long closing a port waits for the thread.
 const LEAVING: Duration = Duration::from_secs(2);
-/// Clients that may be connecting at a time.
-const GUESTS: usize = 8;
+/// Most handshakes in progress.
+const HANDSHAKES_MAX: usize = 8;
 
-/// The thread.
+/// Handle of the control thread.
 pub(super) struct Control {
-    orders: Arc<Orders>,
+    orders: Arc<StopSignal>,
     thread: JoinHandle<()>,
     /// Disconnected when the thread has done everything.
     left: Receiver<()>,
 }
 
-/// What the thread is told.
-struct Orders {
-    is_over: AtomicBool,
+/// Tells the thread to stop.
+struct StopSignal {
+    is_stopping: AtomicBool,
     bell: Bell,
 }
 
-impl Orders {
-    fn is_over(&self) -> bool {
-        self.is_over.load(Acquire)
+impl StopSignal {
+    fn is_stopping(&self) -> bool {
+        self.is_stopping.load(Acquire)
     }
 
     /// Sleeps for `time`, unless there is something to do.
@@ -106,15 +106,21 @@ impl Control {
     ) -> Result<Self, OpenError> {
         let unable = |e: &io::Error| unable(settings, e);
         let bell = Bell::new().map_err(|e| unable(&e))?;
-        let orders = Arc::new(Orders { is_over: AtomicBool::new(false), bell });
+        let orders = Arc::new(StopSignal { is_stopping: AtomicBool::new(false), bell });
         let (told, shared) = (Arc::clone(&orders), Arc::clone(shared));
         let rules = Rules::of(settings, layout);
         let named = std::thread::Builder::new().name("memif".into());
         let (leaves, left) = sync_channel(1);
         if settings.role == Role::Server {
             let listener = listen(settings)?;
-            let server =
-                Server { listener, rules, orders: told, shared, guests: vec![], live: None };
+            let server = Server {
+                listener,
+                rules,
+                orders: told,
+                shared,
+                pending_clients: vec![],
+                live: None,
+            };
             let run = move || {
                 server.run();
                 drop(leaves);
@@ -144,14 +150,14 @@ impl Control {
     }
 
     /// Has the thread look at what the port did.
-    pub(super) fn stir(&self) {
+    pub(super) fn wake(&self) {
         self.orders.bell.ring();
     }
 
     /// Hangs up and ends the thread. If that closes for longer than [`LEAVING`] what others left
     /// at the server's socket, it is left to itself.
     pub(super) fn end(self) {
-        self.orders.is_over.store(true, Release);
+        self.orders.is_stopping.store(true, Release);
         self.orders.bell.ring();
         if self.left.recv_timeout(LEAVING) == Err(RecvTimeoutError::Timeout) {
             tracing::warn!("memif: closing a descriptor of a former client takes long");
@@ -166,8 +172,8 @@ impl Control {
 pub(super) struct Socket(pub(super) NotInChildren);
 
 /// What came from it.
-pub(super) enum Came {
-    Nothing,
+pub(super) enum Incoming {
+    Empty,
     Message(Message, Option<Apart<OwnedFd>>),
     /// Not a message of the protocol.
     Noise,
@@ -188,26 +194,26 @@ impl Socket {
     }
 
     /// Sends a message, and says whether it went.
-    pub(super) fn say(&self, message: &Message, fd: Option<RawFd>) -> bool {
+    pub(super) fn send(&self, message: &Message, fd: Option<RawFd>) -> bool {
         send(self.fd(), &message.bytes(), fd) == Ok(MESSAGE_LEN)
     }
 
     /// What has come, with a descriptor if `takes_fd`: else a message with one is noise, and none
     /// is made of it.
-    pub(super) fn hear(&self, takes_fd: bool) -> Came {
+    pub(super) fn recv(&self, takes_fd: bool) -> Incoming {
         let mut bytes = [0; MESSAGE_LEN];
         let Received { len, fd, is_whole } = match receive(self.fd(), &mut bytes, takes_fd) {
             Ok(got) => got,
-            Err(Errno::EAGAIN | Errno::EINTR) => return Came::Nothing,
-            Err(_gone) => return Came::HungUp,
+            Err(Errno::EAGAIN | Errno::EINTR) => return Incoming::Empty,
+            Err(_gone) => return Incoming::HungUp,
         };
         match len {
-            0 => Came::HungUp,
+            0 => Incoming::HungUp,
             MESSAGE_LEN if is_whole => match Message::parse(&bytes) {
-                Some(message) => Came::Message(message, fd),
-                None => Came::Noise,
+                Some(message) => Incoming::Message(message, fd),
+                None => Incoming::Noise,
             },
-            _ => Came::Noise,
+            _ => Incoming::Noise,
         }
     }
 }
@@ -222,15 +228,15 @@ impl Live {
     /// Why it is over, if it is.
     fn look(&self) -> Option<String> {
         if self.conn.is_broken.load(Relaxed) {
-            self.socket.say(&Message::Disconnect("Invalid ring".into()), None);
+            self.socket.send(&Message::Disconnect("Invalid ring".into()), None);
             return Some("invalid ring indices from the peer".into());
         }
-        match self.socket.hear(false) {
-            Came::Nothing => None,
-            Came::HungUp => Some("the other side has left".into()),
-            Came::Message(Message::Disconnect(why), _) => Some(format!("it said \"{why}\"")),
-            Came::Message(..) | Came::Noise => {
-                self.socket.say(&Message::Disconnect("Unexpected message".into()), None);
+        match self.socket.recv(false) {
+            Incoming::Empty => None,
+            Incoming::HungUp => Some("the other side has left".into()),
+            Incoming::Message(Message::Disconnect(why), _) => Some(format!("it said \"{why}\"")),
+            Incoming::Message(..) | Incoming::Noise => {
+                self.socket.send(&Message::Disconnect("Unexpected message".into()), None);
                 Some("it said what makes no sense".into())
             }
         }
@@ -307,26 +313,26 @@ fn cannot_bind(settings: &MemifSettings, errno: Errno) -> OpenError {
 struct Server {
     listener: BoundSocket,
     rules: Rules,
-    orders: Arc<Orders>,
+    orders: Arc<StopSignal>,
     shared: Arc<Shared>,
-    guests: Vec<Guest>,
+    pending_clients: Vec<PendingClient>,
     live: Option<Live>,
 }
 
 /// A client that has not said everything.
-struct Guest {
+struct PendingClient {
     socket: Apart<Socket>,
-    greeting: Greeting,
+    handshake: ServerHandshake,
     until: Instant,
 }
 
 impl Server {
     fn run(mut self) {
-        while !self.orders.is_over() {
+        while !self.orders.is_stopping() {
             let mut fds = vec![readable(self.orders.bell.fd()), readable(self.listener.fd())];
             fds.extend(self.live.as_ref().map(|live| readable(live.socket.fd())));
-            fds.extend(self.guests.iter().map(|guest| readable(guest.socket.fd())));
-            let next = self.guests.iter().map(|guest| guest.until).min();
+            fds.extend(self.pending_clients.iter().map(|pending| readable(pending.socket.fd())));
+            let next = self.pending_clients.iter().map(|pending| pending.until).min();
             let left = next.map(|until| until.saturating_duration_since(Instant::now()));
             sleep(&mut fds, left.unwrap_or(Duration::from_secs(3600)));
             self.orders.bell.clear();
@@ -338,12 +344,12 @@ impl Server {
             if fds[1].revents != 0 {
                 self.accept();
             }
-            for guest in std::mem::take(&mut self.guests) {
-                self.serve(guest);
+            for pending in std::mem::take(&mut self.pending_clients) {
+                self.serve(pending);
             }
         }
         if let Some(live) = self.live.take() {
-            live.socket.say(&Message::Disconnect("Interface closed".into()), None);
+            live.socket.send(&Message::Disconnect("Interface closed".into()), None);
             live.over(&self.shared, &self.rules.name, "closed");
         }
     }
@@ -356,35 +362,37 @@ impl Server {
             return;
         };
         let socket = Apart::new(Socket::own(fd));
-        if self.guests.len() == GUESTS {
-            self.guests.remove(0);
+        if self.pending_clients.len() == HANDSHAKES_MAX {
+            self.pending_clients.remove(0);
         }
-        if socket.say(&self.rules.hello(), None) {
-            let (greeting, until) = (Greeting::default(), Instant::now() + PATIENCE);
-            self.guests.push(Guest { socket, greeting, until });
+        if socket.send(&self.rules.hello(), None) {
+            let (handshake, until) = (ServerHandshake::default(), Instant::now() + PATIENCE);
+            self.pending_clients.push(PendingClient { socket, handshake, until });
         }
     }
 
-    /// Hears a guest out, who then stays, is connected, or goes.
-    fn serve(&mut self, mut guest: Guest) {
+    /// Reads a pending client's messages; keeps it pending, connects it, or drops it.
+    fn serve(&mut self, mut pending: PendingClient) {
         loop {
-            let (message, fd) = match guest.socket.hear(true) {
-                Came::Nothing if Instant::now() < guest.until => return self.guests.push(guest),
-                Came::Nothing | Came::HungUp => return,
-                Came::Message(message, fd) => (Some(message), fd),
-                Came::Noise => (None, None),
+            let (message, fd) = match pending.socket.recv(true) {
+                Incoming::Empty if Instant::now() < pending.until => {
+                    return self.pending_clients.push(pending);
+                }
+                Incoming::Empty | Incoming::HungUp => return,
+                Incoming::Message(message, fd) => (Some(message), fd),
+                Incoming::Noise => (None, None),
             };
             let is_free = self.live.is_none() && self.shared.has_room();
-            match guest.greeting.hear(message, fd, &self.rules, is_free) {
-                Ok(Heard::Answer(answer)) => {
-                    if !guest.socket.say(&answer, None) {
+            match pending.handshake.handle(message, fd, &self.rules, is_free) {
+                Ok(ServerStep::Reply(answer)) => {
+                    if !pending.socket.send(&answer, None) {
                         return;
                     }
                 }
-                Ok(Heard::All(conn)) => return self.connect(guest.socket, *conn),
+                Ok(ServerStep::Done(conn)) => return self.connect(pending.socket, *conn),
                 Err(why) => {
                     tracing::info!(port = self.rules.name, why, "a client was refused");
-                    guest.socket.say(&Message::Disconnect(why.into()), None);
+                    pending.socket.send(&Message::Disconnect(why.into()), None);
                     return;
                 }
             }
@@ -392,7 +400,7 @@ impl Server {
     }
 
     fn connect(&mut self, socket: Apart<Socket>, conn: Conn) {
-        if socket.say(&Message::Connected, None) {
+        if socket.send(&Message::Connected, None) {
             tracing::info!(port = self.rules.name, "link is up");
             let conn = Arc::new(conn);
             self.shared.made(&conn);
@@ -409,7 +417,7 @@ struct Client {
     settings: MemifSettings,
     address: UnixAddr,
     rules: Rules,
-    orders: Arc<Orders>,
+    orders: Arc<StopSignal>,
     shared: Arc<Shared>,
     /// What was logged last.
     said: Option<String>,
@@ -418,7 +426,7 @@ struct Client {
 impl Client {
     fn run(mut self, tell: &SyncSender<First>) {
         let opened = Instant::now();
-        while !self.orders.is_over() {
+        while !self.orders.is_stopping() {
             // While nobody polls the port there is no use in another connection.
             if !self.shared.has_room() {
                 self.orders.pause(RETRY);
@@ -469,34 +477,34 @@ impl Client {
             Err(Errno::ENOENT | Errno::ECONNREFUSED | Errno::EAGAIN) => return self.missing(),
             Err(errno) => return Err(Trouble::Refused(self.cannot_connect(errno), false)),
         }
-        let (socket, mut asking) = (Apart::new(socket), Asking::new());
+        let (socket, mut handshake) = (Apart::new(socket), ClientHandshake::new());
         let until = Instant::now() + PATIENCE;
-        while Instant::now() < until && !self.orders.is_over() {
-            let message = match socket.hear(false) {
-                Came::Nothing => {
+        while Instant::now() < until && !self.orders.is_stopping() {
+            let message = match socket.recv(false) {
+                Incoming::Empty => {
                     let mut fds = [readable(socket.fd()), readable(self.orders.bell.fd())];
                     sleep(&mut fds, until.saturating_duration_since(Instant::now()));
                     self.orders.bell.clear();
                     continue;
                 }
-                Came::HungUp => return Err(Trouble::Missing),
-                Came::Message(message, _none) => Some(message),
-                Came::Noise => None,
+                Incoming::HungUp => return Err(Trouble::Missing),
+                Incoming::Message(message, _none) => Some(message),
+                Incoming::Noise => None,
             };
-            match asking.hear(message, &self.rules) {
+            match handshake.handle(message, &self.rules) {
                 Ok(Some(next)) => {
-                    if !socket.say(&next, asking.descriptor()) {
+                    if !socket.send(&next, handshake.descriptor()) {
                         return Err(Trouble::Missing);
                     }
                 }
                 Ok(None) => {
-                    let conn = Arc::new(asking.connected().map_err(unable)?);
+                    let conn = Arc::new(handshake.connected().map_err(unable)?);
                     tracing::info!(port = self.rules.name, "link is up");
                     self.shared.made(&conn);
                     return Ok(Live { socket, conn });
                 }
                 Err(why) => {
-                    socket.say(&Message::Disconnect(why.clone()), None);
+                    socket.send(&Message::Disconnect(why.clone()), None);
                     return Err(self.refused(&why));
                 }
             }
@@ -559,8 +567,8 @@ impl Client {
     /// Waits for the end of a connection.
     fn watch(&self, live: Live) {
         let why = loop {
-            if self.orders.is_over() {
-                live.socket.say(&Message::Disconnect("Interface closed".into()), None);
+            if self.orders.is_stopping() {
+                live.socket.send(&Message::Disconnect("Interface closed".into()), None);
                 break "closed".into();
             }
             if let Some(why) = live.look() {

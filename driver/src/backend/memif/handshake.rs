@@ -1,5 +1,4 @@
-//! What server and client say to each other while a connection is made: what was heard, and what
-//! is to be answered.
+//! The handshake of a memif connection, sans-IO: messages of the peer in, replies out.
 
 use std::io;
 use std::os::fd::{OwnedFd, RawFd};
@@ -8,15 +7,17 @@ use super::MemifSettings;
 use super::proto::{
     AddRing, Hello, Init, LOG2_RING_MAX, MODE_ETHERNET, Message, REGIONS_MAX, SECRET_LEN, VERSION,
 };
-use super::region::{Conn, Layout, Made, Region, Said, TO_CLIENT, TO_SERVER, accepted, number};
-use super::wake::theirs;
+use super::region::{
+    ClientMemory, Conn, Layout, Region, RingSpec, TO_CLIENT, TO_SERVER, accepted, number,
+};
+use super::wake::check_eventfd;
 use crate::backend::unix::Apart;
 
 /// Bytes that a client's regions have together at most: what offsets reach, and twice what the
 /// longest rings with the longest buffers of ours take.
 const REGIONS_LEN_MAX: u64 = 4 << 30;
 
-/// What a connection has to be like.
+/// What this side requires of a connection.
 pub(super) struct Rules {
     /// The port's name.
     pub(super) name: String,
@@ -36,7 +37,7 @@ impl Rules {
         Self { name: settings.name(), id: settings.id, secret, layout }
     }
 
-    /// A server's first word.
+    /// The server's first message.
     pub(super) fn hello(&self) -> Message {
         Message::Hello(Hello {
             version_min: VERSION,
@@ -49,34 +50,33 @@ impl Rules {
     }
 }
 
-/// A server's side: what a client has said.
+/// The server's side: state received from the client so far.
 #[derive(Default)]
-pub(super) struct Greeting {
+pub(super) struct ServerHandshake {
     is_named: bool,
     regions: Vec<Region>,
-    rings: [Option<Said>; 2],
+    rings: [Option<RingSpec>; 2],
 }
 
-/// What comes of a message.
-pub(super) enum Heard {
-    Answer(Message),
-    /// It was the last: to be answered by `Connected`.
-    All(Box<Conn>),
+/// Outcome of a message.
+pub(super) enum ServerStep {
+    Reply(Message),
+    /// The handshake is complete: reply with `Connected`.
+    Done(Box<Conn>),
 }
 
-impl Greeting {
-    /// Takes a message, None if it was none of the protocol; `is_free` says whether there is no
-    /// client yet.
+impl ServerHandshake {
+    /// Handles a message, `None` if it was malformed; `is_free` while no client is connected.
     ///
     /// # Errors
-    /// Why the client is refused, in the words that DPDK and VPP have for it.
-    pub(super) fn hear(
+    /// Why the client is refused, in the wording of DPDK and VPP.
+    pub(super) fn handle(
         &mut self,
         message: Option<Message>,
         fd: Option<Apart<OwnedFd>>,
         rules: &Rules,
         is_free: bool,
-    ) -> Result<Heard, &'static str> {
+    ) -> Result<ServerStep, &'static str> {
         match message.ok_or("Invalid message")? {
             Message::Init(init) if !self.is_named => {
                 check(&init, rules)?;
@@ -101,9 +101,9 @@ impl Greeting {
                 if ring.index != 0 || self.rings[which].is_some() {
                     return Err("Invalid ring index");
                 }
-                let event = theirs(fd.ok_or("Missing interrupt fd")?)?;
+                let event = check_eventfd(fd.ok_or("Missing interrupt fd")?)?;
                 let AddRing { region, offset, log2_len, .. } = ring;
-                self.rings[which] = Some(Said { region, offset, log2_len, event });
+                self.rings[which] = Some(RingSpec { region, offset, log2_len, event });
             }
             Message::Connect if self.is_named => {
                 if !is_free {
@@ -113,11 +113,11 @@ impl Greeting {
                     return Err("Missing ring");
                 };
                 let conn = accepted(std::mem::take(&mut self.regions), [from, to])?;
-                return Ok(Heard::All(Box::new(conn)));
+                return Ok(ServerStep::Done(Box::new(conn)));
             }
             _ => return Err("Unexpected message"),
         }
-        Ok(Heard::Answer(Message::Ack))
+        Ok(ServerStep::Reply(Message::Ack))
     }
 }
 
@@ -141,9 +141,9 @@ fn check(init: &Init, rules: &Rules) -> Result<(), &'static str> {
 }
 
 /// A client's side: what it has said.
-pub(super) struct Asking {
+pub(super) struct ClientHandshake {
     step: Step,
-    made: Option<Made>,
+    made: Option<ClientMemory>,
 }
 
 /// What was said last.
@@ -156,7 +156,7 @@ enum Step {
     Connect,
 }
 
-impl Asking {
+impl ClientHandshake {
     pub(super) fn new() -> Self {
         Self { step: Step::Nothing, made: None }
     }
@@ -166,7 +166,7 @@ impl Asking {
     ///
     /// # Errors
     /// What the server refused with, or what is wrong with what it says.
-    pub(super) fn hear(
+    pub(super) fn handle(
         &mut self,
         message: Option<Message>,
         rules: &Rules,
@@ -199,14 +199,14 @@ impl Asking {
         if log2_ring == 0 {
             return Err("Invalid ring size".into());
         }
-        let made = Made::new(Layout { log2_ring, ..rules.layout });
+        let made = ClientMemory::new(Layout { log2_ring, ..rules.layout });
         self.made = Some(made.map_err(|e| format!("no memory: {e}"))?);
         let secret = rules.secret.unwrap_or_default();
         Ok(Message::Init(Init { version: VERSION, id: rules.id, mode: MODE_ETHERNET, secret }))
     }
 
     fn ring(&self, which: usize) -> Message {
-        let layout = self.made.as_ref().map(Made::layout);
+        let layout = self.made.as_ref().map(ClientMemory::layout);
         Message::AddRing(AddRing {
             to_server: which == TO_SERVER,
             index: 0,
@@ -232,6 +232,8 @@ impl Asking {
     /// # Errors
     /// What is missing for it.
     pub(super) fn connected(self) -> io::Result<Conn> {
-        self.made.ok_or_else(|| io::ErrorKind::NotConnected.into()).and_then(Made::connected)
+        self.made
+            .ok_or_else(|| io::ErrorKind::NotConnected.into())
+            .and_then(ClientMemory::connected)
     }
 }

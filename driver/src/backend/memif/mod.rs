@@ -1,25 +1,23 @@
-//! A memif: Ethernet frames in memory that two processes share (VPP, DPDK, or another one of ours).
+//! A memif: Ethernet frames in memory shared by two processes (VPP, DPDK, or another barewire).
 //!
-//! One side, the *server*, listens on a socket; the other, the *client*, connects to it and brings
-//! the memory: a region with two rings of descriptors and the buffers that they name (`region`).
-//! The few messages by which they agree (`proto`) are a thread's business (`control`), so that
-//! a connection is made and its end noticed whether or not somebody polls the port; the port adopts
-//! what that thread made, and alone reads and writes the rings (`ring`).
+//! One side, the *server*, listens on a socket; the other, the *client*, connects and brings the
+//! memory: a region with two descriptor rings and their buffers (`region`). A thread (`control`)
+//! exchanges the handshake messages (`proto`), so that connections are made and their end is
+//! detected whether or not the port is polled. The port adopts the connection, and alone reads and
+//! writes the rings (`ring`).
 //!
-//! A frame to send is written where the receiver will read it: one copy. A received one is lent
-//! where it lies.
+//! A frame to send is copied once, into the receiver's buffer. A received frame is lent in place.
 //!
-//! # Up and down
-//! While there is no connection [`Port::tx`] answers [`Tx::Full`], and a client tries to connect 20
-//! times a second. What the other side had sent before it left is received first.
+//! # Link state
+//! Without a connection [`Port::tx`] returns [`Tx::Full`], and a client tries to connect 20 times a
+//! second. Frames that the peer sent before it disconnected are received first.
 //!
 //! # Trust
-//! The other side may be anybody who may open the socket. What it says is checked when it says it;
-//! memory that could be taken away is refused; what it writes into a ring is read once and compared
-//! with private state (`ring`), and what cannot be ends the connection. A descriptor that lies
-//! costs its frame ([`PortCounters::rx_dropped`]). Frames are lent as [`RxFrame`], which can only
-//! be copied from. Neither what it does with a descriptor nor its silence can hold us up (`wake`,
-//! `control`).
+//! The peer may be any process that can open the socket. Its messages are checked on arrival, and
+//! memory that could be truncated is refused. Values in a ring are read once and checked against
+//! private state (`ring`); an impossible one ends the connection. An invalid descriptor costs its
+//! frame ([`PortCounters::rx_dropped`]). Frames are lent as [`RxFrame`], which can only be copied
+//! from. Neither the peer's use of a descriptor nor its silence can block us (`wake`, `control`).
 
 mod adversary;
 mod control;
@@ -50,15 +48,15 @@ use crate::port::{
     ReplyTx, RxSink, Tx,
 };
 use control::Control;
-use region::{Conn, Layout, Made};
-use ring::{Broken, Pushed, Receiver, Sender, Taken, pieces_max};
+use region::{ClientMemory, Conn, Layout};
+use ring::{Broken, Pushed, Receiver, RxItem, Sender, pieces_max};
 use wait::{Shared, Waiter};
 
 /// Largest: with its Ethernet header a frame is 64 KiB.
 pub const MTU_MAX: usize = 65_536 - ETH_HDR_LEN;
 
 const MTU: usize = 1500;
-/// Buffers that others have, and so the least of ours.
+/// Buffer size of other implementations, and our minimum.
 const BSIZE: usize = 2048;
 /// Bytes of buffers that a ring has at least, unless a size was asked for: more than two processors
 /// keep in the caches that each has for itself. A line that waits there is fetched from the other
@@ -69,10 +67,10 @@ const LOG2_RING: u8 = 10;
 
 /// Frames lent at once; a larger `max` is cut to this.
 const BURST: usize = 32;
-/// Polls between two looks at the connection.
-const LOOK_EVERY: i32 = 64;
-/// The receiver is shown frames together, but no more than this many bytes.
-const TELL_BYTES: usize = 8192;
+/// Polls between two checks of the connection.
+const CHECK_EVERY: i32 = 64;
+/// Frames are published to the receiver in batches of at most this many bytes.
+const PUBLISH_BYTES: usize = 8192;
 
 /// Which side of a memif.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -202,7 +200,8 @@ pub fn check_here() -> Result<(), OpenError> {
     let socket = format!("@barewire-check-{process}-{check}");
     let settings = MemifSettings { role: Role::Server, ..MemifSettings::at(&socket) };
     drop(Memif::open(&settings)?);
-    let made = Made::new(Layout { log2_ring: 4, bsize: BSIZE }).and_then(Made::connected);
+    let made =
+        ClientMemory::new(Layout { log2_ring: 4, bsize: BSIZE }).and_then(ClientMemory::connected);
     made.map(drop).map_err(|e| control::unable(&settings, &e))
 }
 
@@ -266,7 +265,7 @@ impl Memif {
             frame_max,
             short_max: SHORT.min(frame_max),
             damages: settings.crc,
-            polls_to_look: LOOK_EVERY,
+            polls_to_look: CHECK_EVERY,
             epoch: 0,
             live: None,
             told_short: 0,
@@ -298,10 +297,10 @@ impl Memif {
             self.live = self.shared.adopt().map(Live::new);
             self.publish_place();
         }
-        let is_over = |live: &Live| live.conn.is_down.load(Acquire);
-        if !self.live.as_ref().is_some_and(is_over) {
+        let is_stopping = |live: &Live| live.conn.is_down.load(Acquire);
+        if !self.live.as_ref().is_some_and(is_stopping) {
             self.epoch = epoch;
-            self.shared.saw(epoch);
+            self.shared.mark_seen(epoch);
         }
     }
 
@@ -331,7 +330,7 @@ impl Memif {
         tracing::error!(port = self.caps.name, "invalid ring indices from the peer; disconnecting");
         live.conn.is_broken.store(true, Relaxed);
         if let Some(control) = &self.control {
-            control.stir();
+            control.wake();
         }
         self.look();
     }
@@ -344,8 +343,8 @@ impl Memif {
         let Some(live) = &mut self.live else { return Ok(Pushed::Full) };
         let pushed = live.tx.push(&live.conn, frame, len, self.short_max, &mut self.whole)?;
         live.untold += len;
-        if pushed != Pushed::Sent || live.untold > TELL_BYTES || self.caps.lossless {
-            live.tell();
+        if pushed != Pushed::Sent || live.untold > PUBLISH_BYTES || self.caps.lossless {
+            live.publish();
         }
         Ok(pushed)
     }
@@ -381,19 +380,19 @@ impl Memif {
         if left == 0 {
             return Ok(0);
         }
-        live.rx.foresee();
+        live.rx.prefetch_next();
         let mut count = 0;
         while left > 0 && count < max {
             match live.rx.take(&live.conn, self.frame_max) {
-                Taken::Frame(base, len) => {
+                RxItem::Frame(base, len) => {
                     // SAFETY: `len` bytes at `base` are mapped as long as `live` is there (`take`).
                     sink.prefetch(&unsafe { RxFrame::from_raw(base, len as usize) });
                     self.burst[count] = (base, len);
                     count += 1;
                 }
-                Taken::Bad => self.counters.rx_dropped += 1,
-                Taken::Pieces if count > 0 => break,
-                Taken::Pieces => {
+                RxItem::Bad => self.counters.rx_dropped += 1,
+                RxItem::Pieces if count > 0 => break,
+                RxItem::Pieces => {
                     if let Some(len) = live.rx.join(&live.conn, left, &mut self.whole) {
                         self.burst[0] = (self.whole.as_ptr(), len as u32);
                         return Ok(1);
@@ -416,7 +415,7 @@ impl Memif {
     pub fn receive(&mut self, max: usize, sink: &mut impl RxSink) -> usize {
         self.polls_to_look -= 1;
         if self.live.is_none() || self.polls_to_look <= 0 {
-            self.polls_to_look = LOOK_EVERY;
+            self.polls_to_look = CHECK_EVERY;
             self.glance();
         }
         let count = match self.gather(max.min(BURST), sink) {
@@ -459,10 +458,10 @@ impl Live {
 
     /// Shows the receiver what was written, and wakes it if it sleeps.
     #[inline(always)]
-    fn tell(&mut self) {
+    fn publish(&mut self) {
         self.untold = 0;
-        if self.tx.has_news() {
-            self.tx.tell();
+        if self.tx.has_unpublished() {
+            self.tx.publish();
             if self.tx.has_to_wake() {
                 self.conn.tx.event.ring();
             }
@@ -499,7 +498,7 @@ impl Port for Memif {
     #[inline]
     fn flush(&mut self) -> Result<(), PortGone> {
         if let Some(live) = &mut self.live {
-            live.tell();
+            live.publish();
             if live.tx.warm(&live.conn).is_err() {
                 self.broken();
             }
@@ -535,9 +534,9 @@ impl FastPort for Memif {
             // Each is looked at before the first is taken.
             _ => return cold(None),
         }
-        live.rx.foresee();
+        live.rx.prefetch_next();
         match live.rx.take(&live.conn, self.frame_max) {
-            Taken::Frame(base, len) => {
+            RxItem::Frame(base, len) => {
                 // SAFETY: mapped as long as `live` is there, and to send (`ReplyTx`) leaves that
                 // where it is and writes to the other ring. The other side does not write the frame
                 // before it is given back below. That anybody else might is D2.
@@ -547,8 +546,8 @@ impl FastPort for Memif {
                 Some(1)
             }
             // Still there, and for `join`.
-            Taken::Pieces => cold(None),
-            Taken::Bad => {
+            RxItem::Pieces => cold(None),
+            RxItem::Bad => {
                 self.counters.rx_dropped += 1;
                 self.give_back();
                 cold(Some(0))
@@ -585,7 +584,7 @@ impl InPlaceTx for Memif {
             head.fill(&mut HeadBuf::at(to));
         }
         live.tx.commit(len as u32);
-        live.tell();
+        live.publish();
         self.counters.sent(len);
         // What it finds broken is found again by who sends next.
         let _ = live.tx.warm(&live.conn);
@@ -600,7 +599,7 @@ impl Drop for Memif {
             return;
         }
         if let Some(live) = &mut self.live {
-            live.tell();
+            live.publish();
         }
         if let Some(control) = self.control.take() {
             control.end();

@@ -11,7 +11,7 @@ use loom::cell::UnsafeCell;
 use loom::sync::Notify;
 
 use self::region::{Conn, Lane, MASKED, Memory};
-use self::ring::{Pushed, Receiver, Sender, Taken, get_up, has_come, lie_down};
+use self::ring::{Pushed, Receiver, RxItem, Sender, arm, disarm, has_frames};
 use crate::frame::{ETH_HDR_LEN, RxFrame, TxFrame};
 
 // The very file, with what stands here for the memory below it. What only a port needs is left.
@@ -263,7 +263,7 @@ impl Sending {
             self.shared.cell(self.at).with_mut(|_| ());
             self.at = self.at.wrapping_add(1);
         }
-        self.tx.tell();
+        self.tx.publish();
         true
     }
 }
@@ -288,14 +288,14 @@ impl Receiving {
         while left > 0 {
             let frame = frame(*n + lent.len() as u16, in_pieces);
             match self.rx.take(&self.conn, FRAME_MAX) {
-                Taken::Frame(at, len) => lent.push((at, len as usize, frame)),
-                Taken::Pieces if !lent.is_empty() => break,
-                Taken::Pieces => {
+                RxItem::Frame(at, len) => lent.push((at, len as usize, frame)),
+                RxItem::Pieces if !lent.is_empty() => break,
+                RxItem::Pieces => {
                     let len = self.rx.join(&self.conn, left, &mut whole).expect("it is whole");
                     lent.push((whole.as_ptr(), len, frame));
                     break;
                 }
-                Taken::Bad => panic!("no frame of ours"),
+                RxItem::Bad => panic!("no frame of ours"),
             }
             left -= 1;
         }
@@ -351,7 +351,7 @@ fn rings_have_no_race() {
 
 /// Goal: a receiver that goes to sleep whenever nothing has come is woken by whatever comes then;
 /// else both would wait for ever. Only the first time may the sender have asked too early. Found
-/// when tried, each: no fence in `has_to_wake`, none in `lie_down`.
+/// when tried, each: no fence in `has_to_wake`, none in `arm`.
 #[test]
 fn no_wake_up_is_lost() {
     const FRAMES: u16 = 2;
@@ -359,7 +359,7 @@ fn no_wake_up_is_lost() {
         let shared = Shared::new(count, client_sends);
         let mut sending = Sending::new(&shared);
         assert!(sending.tx.has_to_wake(), "nobody has said that he polls");
-        get_up(&shared.rx_lane());
+        disarm(&shared.rx_lane());
         let sender = loom::thread::spawn(move || {
             for n in 0..FRAMES {
                 while !sending.send(&frame(n, false)) {
@@ -374,11 +374,11 @@ fn no_wake_up_is_lost() {
         while taken < FRAMES {
             receiving.burst(&mut taken, false);
             let lane = shared.rx_lane();
-            lie_down(&lane);
-            if taken < FRAMES && !has_come(&lane, receiving.rx.at()) {
+            arm(&lane);
+            if taken < FRAMES && !has_frames(&lane, receiving.rx.at()) {
                 shared.event.wait();
             }
-            get_up(&lane);
+            disarm(&lane);
         }
         assert_eq!(
             shared.rx_lane().ring.flags().load(std::sync::atomic::Ordering::Relaxed),

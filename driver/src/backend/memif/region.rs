@@ -1,9 +1,9 @@
 //! Memory that both sides of a memif have mapped: made by the client, taken by the server.
 //!
-//! A server believes nothing of what it is given. A region is mapped only if it is an anonymous
-//! file that cannot shrink (`F_SEAL_SHRINK`, which clients set) and is as long as the client says,
-//! so that no access to it can fault (D9); a ring has to lie in one. What stands in a ring is
-//! checked by who reads it (`ring`).
+//! A server trusts no client. It maps a region only if that is an anonymous file which cannot
+//! shrink (`F_SEAL_SHRINK`, set by clients) and has the length that the client gave, so that no
+//! access can fault (D9); a ring has to lie inside a region. The contents of rings are checked by
+//! their readers (`ring`).
 
 use std::fs::File;
 use std::io;
@@ -310,13 +310,13 @@ impl Layout {
     }
 }
 
-/// A client's memory: rings and buffers in one region.
-pub(super) struct Made {
+/// The memory that a client makes: rings and buffers in one region.
+pub(super) struct ClientMemory {
     pub(super) fd: OwnedFd,
     pub(super) len: usize,
     region: Region,
     layout: Layout,
-    /// Wake the server, and us.
+    /// Wake the server, and this client.
     pub(super) events: [OwnedFd; 2],
 }
 
@@ -324,7 +324,7 @@ pub(super) struct Made {
 pub(super) const TO_SERVER: usize = 0;
 pub(super) const TO_CLIENT: usize = 1;
 
-impl Made {
+impl ClientMemory {
     pub(super) fn new(layout: Layout) -> io::Result<Self> {
         let len = layout.len();
         let flags = MFdFlags::MFD_ALLOW_SEALING | MFdFlags::MFD_CLOEXEC;
@@ -384,8 +384,8 @@ fn event() -> io::Result<OwnedFd> {
     Ok(EventFd::from_value_and_flags(0, flags)?.into())
 }
 
-/// Where a client says that a ring is, and what wakes its receiver.
-pub(super) struct Said {
+/// A ring as announced by a client, with the event that wakes its receiver.
+pub(super) struct RingSpec {
     pub(super) region: u16,
     pub(super) offset: u32,
     pub(super) log2_len: u8,
@@ -396,8 +396,8 @@ pub(super) struct Said {
 ///
 /// # Errors
 /// What is wrong with it.
-pub(super) fn accepted(regions: Vec<Region>, rings: [Said; 2]) -> Result<Conn, &'static str> {
-    let ring = |said: &Said| {
+pub(super) fn accepted(regions: Vec<Region>, rings: [RingSpec; 2]) -> Result<Conn, &'static str> {
+    let ring = |said: &RingSpec| {
         let region = regions.get(usize::from(said.region)).ok_or("Invalid region index")?;
         let ring = RingMem::at(region, said.offset as usize, said.log2_len)?;
         // Acquire: what the client wrote before it sent the region.

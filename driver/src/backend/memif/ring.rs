@@ -1,7 +1,7 @@
-//! The two ends of a ring: where the next frame goes, and which have come.
+//! The two ends of a memif ring: [`Sender`] and [`Receiver`].
 //!
-//! Every index and descriptor that the other side writes is read once and compared with what is
-//! known here before it becomes an address. What cannot be breaks the connection ([`Broken`]).
+//! Every index and descriptor that the peer writes is read once and checked against private state
+//! before it becomes an address. An impossible value ends the connection ([`Broken`]).
 //!
 //! A client hands out empty buffers in the ring that leads to it and frames in the other; a server
 //! fills the former and gives the latter back. So the index that means "mine up to here" and the
@@ -9,13 +9,12 @@
 //! whole ring apart where they mean empty buffers (`ahead`).
 //!
 //! # Ordering
-//! - `tell` is a Release store and `pending` an Acquire load of the same index: whoever sees it
-//!   sees the frames and their descriptors.
-//! - `show` is a Release store after the last read of a slot and what is written to its descriptor,
-//!   `may_fill` an Acquire load before the first write.
-//! - A sender tells, then asks whether to wake; a sleeper says that it sleeps ([`lie_down`]), then
-//!   asks whether something has come. Fences on both sides keep one of the two from missing the
-//!   other.
+//! - `Sender::publish` is a Release store and `pending` an Acquire load of the same index: the
+//!   frames and their descriptors are visible with it.
+//! - `Receiver::publish` is a Release store after the last read of a slot and the writes to its
+//!   descriptor, `may_fill` an Acquire load before the first write.
+//! - A sender publishes, then reads whether to wake; a sleeper clears the mask ([`arm`]), then
+//!   checks for frames. With fences on both sides at least one of the two sees the other's store.
 //!
 //! The model checker loom runs this file over memory of its own (`model`), whence the atomics come
 //! from where the memory does.
@@ -26,7 +25,7 @@ use super::region::{AtomicU16, Conn, Desc, Lane, MASKED, NEXT, Own, RingMem, fen
 use crate::frame::{ETH_HDR_LEN, TxFrame};
 use crate::mem::{Lap, Stores, prefetch, prefetch_to_write};
 
-/// The other side wrote what cannot be.
+/// The peer wrote an impossible value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Broken;
 
@@ -68,8 +67,8 @@ fn indices(lane: &Lane) -> (*const AtomicU16, *const AtomicU16, u16) {
 /// The sending end.
 pub(super) struct Sender {
     ring: RingMem,
-    mine: *const AtomicU16,
-    theirs: *const AtomicU16,
+    own_index: *const AtomicU16,
+    peer_index: *const AtomicU16,
     own: Option<Own>,
     /// The next slot to fill, up to where the receiver knows, and the first that is not to be
     /// filled yet.
@@ -92,11 +91,11 @@ pub(super) struct Sender {
 impl Sender {
     pub(super) fn new(lane: &Lane) -> Self {
         let ring = lane.ring;
-        let (mine, theirs, ahead) = indices(lane);
+        let (own_index, peer_index, ahead) = indices(lane);
         Self {
             ring,
-            mine,
-            theirs,
+            own_index,
+            peer_index,
             own: lane.own,
             at: 0,
             told: 0,
@@ -127,8 +126,8 @@ impl Sender {
         }
         // SAFETY: an index of the ring, which the connection keeps mapped. Acquire: the other side
         // has done with the slots that it gives back.
-        let theirs = unsafe { &*self.theirs }.load(Acquire);
-        let limit = theirs.wrapping_add(self.ahead);
+        let peer_index = unsafe { &*self.peer_index }.load(Acquire);
+        let limit = peer_index.wrapping_add(self.ahead);
         if limit.wrapping_sub(self.told) > self.ring.count() {
             return Err(Broken);
         }
@@ -158,7 +157,7 @@ impl Sender {
 
     /// Looks where the next frame goes, if that is not known; false if the ring is full.
     #[inline(always)]
-    fn aim(&mut self, conn: &Conn) -> Result<bool, Broken> {
+    fn locate_next(&mut self, conn: &Conn) -> Result<bool, Broken> {
         if self.room != 0 {
             return Ok(true);
         }
@@ -181,7 +180,7 @@ impl Sender {
         short_max: usize,
         whole: &mut [u8],
     ) -> Result<Pushed, Broken> {
-        if !self.aim(conn)? {
+        if !self.locate_next(conn)? {
             return Ok(Pushed::Full);
         }
         if len > self.room as usize {
@@ -205,7 +204,7 @@ impl Sender {
     /// looked into by [`push`](Self::push). [`commit`](Self::commit) follows.
     #[inline(always)]
     pub(super) fn place_short(&mut self, conn: &Conn, len: usize) -> Option<*mut u8> {
-        if !self.aim(conn).ok()? || len > self.room as usize {
+        if !self.locate_next(conn).ok()? || len > self.room as usize {
             return None;
         }
         Some(self.to)
@@ -257,17 +256,17 @@ impl Sender {
 
     /// Whether there is something that the receiver does not know of.
     #[inline(always)]
-    pub(super) fn has_news(&self) -> bool {
+    pub(super) fn has_unpublished(&self) -> bool {
         self.at != self.told
     }
 
     /// Shows the receiver what was filled.
     #[inline(always)]
-    pub(super) fn tell(&mut self) {
+    pub(super) fn publish(&mut self) {
         self.told = self.at;
         // SAFETY: an index of the ring, which the connection keeps mapped. Release: who sees the
         // index sees the frames.
-        unsafe { &*self.mine }.store(self.at, Release);
+        unsafe { &*self.own_index }.store(self.at, Release);
     }
 
     /// Whether the receiver has to be woken.
@@ -289,7 +288,7 @@ impl Sender {
     /// Fetches what the next frame will be written to.
     #[inline(always)]
     pub(super) fn warm(&mut self, conn: &Conn) -> Result<(), Broken> {
-        if self.aim(conn)? {
+        if self.locate_next(conn)? {
             prefetch_to_write(self.to);
             prefetch_to_write(self.to.wrapping_add(64));
             prefetch_to_write(self.ring.desc_at(self.at));
@@ -301,8 +300,8 @@ impl Sender {
 /// The receiving end.
 pub(super) struct Receiver {
     ring: RingMem,
-    mine: *const AtomicU16,
-    theirs: *const AtomicU16,
+    own_index: *const AtomicU16,
+    peer_index: *const AtomicU16,
     own: Option<Own>,
     /// The next slot to take, and the first that was not given back.
     at: u16,
@@ -317,7 +316,7 @@ pub(super) struct Receiver {
 }
 
 /// What the next slot holds.
-pub(super) enum Taken {
+pub(super) enum RxItem {
     /// A frame of so many bytes.
     Frame(*const u8, u32),
     /// The first piece of one.
@@ -329,11 +328,11 @@ pub(super) enum Taken {
 impl Receiver {
     pub(super) fn new(lane: &Lane) -> Self {
         let ring = lane.ring;
-        let (mine, theirs, ahead) = indices(lane);
+        let (own_index, peer_index, ahead) = indices(lane);
         let new = Self {
             ring,
-            mine,
-            theirs,
+            own_index,
+            peer_index,
             own: lane.own,
             at: 0,
             given: 0,
@@ -343,14 +342,14 @@ impl Receiver {
             seen: [0; 2],
         };
         // All buffers, or nothing taken.
-        new.show();
+        new.publish();
         new
     }
 
-    fn show(&self) {
+    fn publish(&self) {
         // SAFETY: an index of the ring, which the connection keeps mapped. Release: what was read
         // there was read before.
-        unsafe { &*self.mine }.store(self.given.wrapping_add(self.ahead), Release);
+        unsafe { &*self.own_index }.store(self.given.wrapping_add(self.ahead), Release);
     }
 
     /// Where it is, for who looks whether there is more.
@@ -362,13 +361,13 @@ impl Receiver {
     /// How many slots have come.
     #[inline(always)]
     pub(super) fn pending(&self) -> Result<u16, Broken> {
-        let theirs = match self.end {
+        let peer_index = match self.end {
             Some(end) => end,
             // SAFETY: an index of the ring, which the connection keeps mapped. Acquire: the frames
             // up to there are visible.
-            None => unsafe { &*self.theirs }.load(Acquire),
+            None => unsafe { &*self.peer_index }.load(Acquire),
         };
-        let count = theirs.wrapping_sub(self.at);
+        let count = peer_index.wrapping_sub(self.at);
         // No more can have come than were given to be filled.
         if count != 0 && count > self.ring.count() - self.at.wrapping_sub(self.given) {
             return Err(Broken);
@@ -381,13 +380,13 @@ impl Receiver {
         if self.end.is_none() {
             // SAFETY: an index of the ring, which the connection keeps mapped. Acquire: the frames
             // up to there are visible.
-            self.end = Some(unsafe { &*self.theirs }.load(Acquire));
+            self.end = Some(unsafe { &*self.peer_index }.load(Acquire));
         }
     }
 
     /// Fetches what the next slot likely holds, all at once: else each would wait for the last.
     #[inline(always)]
-    pub(super) fn foresee(&self) {
+    pub(super) fn prefetch_next(&self) {
         prefetch(self.ring.desc_at(self.at));
         let next = match &self.own {
             Some(own) => own.at(self.at & self.ring.mask).cast_const(),
@@ -402,21 +401,21 @@ impl Receiver {
 
     /// Takes the next slot, which has come.
     #[inline(always)]
-    pub(super) fn take(&mut self, conn: &Conn, frame_max: usize) -> Taken {
+    pub(super) fn take(&mut self, conn: &Conn, frame_max: usize) -> RxItem {
         let desc = self.ring.desc(self.at);
         let Some((from, len)) = self.locate(conn, desc) else {
             self.skip();
-            return Taken::Bad;
+            return RxItem::Bad;
         };
         if desc.flags() & NEXT != 0 {
-            return Taken::Pieces;
+            return RxItem::Pieces;
         }
         self.skip();
         if len as usize > frame_max || (len as usize) < ETH_HDR_LEN {
-            return Taken::Bad;
+            return RxItem::Bad;
         }
         self.seen = [from.addr(), self.seen[0]];
-        Taken::Frame(from, len)
+        RxItem::Frame(from, len)
     }
 
     /// Where the bytes of slot `at` are.
@@ -480,25 +479,25 @@ impl Receiver {
             }
         }
         self.given = self.at;
-        self.show();
+        self.publish();
     }
 }
 
-/// Says to the sender of `lane` that its receiver goes to sleep, unless [`has_come`] says otherwise
-/// after this.
-pub(super) fn lie_down(lane: &Lane) {
+/// Asks the sender of `lane` for wake-ups. The receiver then checks [`has_frames`] before it
+/// sleeps.
+pub(super) fn arm(lane: &Lane) {
     lane.ring.flags().store(0, Relaxed);
-    // What is said before what is looked at; see `Sender::has_to_wake` for the other side.
+    // Our store before our check; see `Sender::has_to_wake` for the sender's side.
     fence(SeqCst);
 }
 
-/// Whether more has come than up to slot `at`.
-pub(super) fn has_come(lane: &Lane, at: u16) -> bool {
-    let theirs = if lane.own.is_some() { lane.ring.tail() } else { lane.ring.head() };
-    theirs.load(Acquire) != at
+/// Whether frames beyond slot `at` have arrived.
+pub(super) fn has_frames(lane: &Lane, at: u16) -> bool {
+    let peer_index = if lane.own.is_some() { lane.ring.tail() } else { lane.ring.head() };
+    peer_index.load(Acquire) != at
 }
 
-/// Says that the receiver of `lane` polls again.
-pub(super) fn get_up(lane: &Lane) {
+/// Tells the sender of `lane` that its receiver polls: no wake-ups.
+pub(super) fn disarm(lane: &Lane) {
     lane.ring.flags().store(MASKED, Relaxed);
 }

@@ -7,10 +7,10 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::connect;
 
 use super::adversary::{LAYOUT, init, joined, ring, rules};
-use super::control::{Came, Socket, address};
-use super::handshake::{Asking, Greeting};
+use super::control::{Incoming, Socket, address};
+use super::handshake::{ClientHandshake, ServerHandshake};
 use super::proto::{Init, Message, VERSION};
-use super::region::{Desc, MASKED, Made, NEXT};
+use super::region::{ClientMemory, Desc, MASKED, NEXT};
 use super::*;
 use crate::backend::any_port::tests::fast_is_the_same;
 use crate::backend::logged::Logged;
@@ -64,7 +64,7 @@ fn poll(port: &mut Memif) -> Vec<Vec<u8>> {
 /// What arrives until nothing has for as many polls as it takes to look at the connection.
 fn drain(port: &mut Memif) -> Vec<Vec<u8>> {
     let (mut got, mut idle) = (Vec::new(), 0);
-    while idle <= LOOK_EVERY {
+    while idle <= CHECK_EVERY {
         let more = poll(port);
         idle = if more.is_empty() { idle + 1 } else { 0 };
         got.extend(more);
@@ -419,14 +419,14 @@ fn a_frame_in_pieces_is_one_frame() {
         let bytes: Vec<u8> = (0..len).map(|i| (i * 7 % 251) as u8).collect();
         let frame = TxFrame::whole(&bytes);
         assert_eq!(tx.push(&at_server, &frame, len, 0, &mut whole), Ok(Pushed::Sent));
-        tx.tell();
+        tx.publish();
         let count = rx.pending().unwrap();
         assert_eq!(usize::from(count), len.div_ceil(512));
         whole.fill(0);
         match rx.take(&at_client, 5000) {
-            Taken::Pieces => assert_eq!(rx.join(&at_client, count, &mut whole), Some(len)),
-            Taken::Frame(..) => assert!(len <= 512),
-            Taken::Bad => panic!("{len}"),
+            RxItem::Pieces => assert_eq!(rx.join(&at_client, count, &mut whole), Some(len)),
+            RxItem::Frame(..) => assert!(len <= 512),
+            RxItem::Bad => panic!("{len}"),
         }
         assert!(len <= 512 || whole[..len] == bytes, "{len}");
         assert_eq!(rx.pending(), Ok(0));
@@ -442,23 +442,24 @@ fn a_frame_in_pieces_is_one_frame() {
     assert_eq!(tx.push(&at_server, &two, 1024, 0, &mut whole), Ok(Pushed::Sent));
     let last = at_server.tx.ring.words(1);
     Desc::new(NEXT, 0, 512, 0).write_len_to(last);
-    tx.tell();
-    assert!(matches!(rx.take(&at_client, 5000), Taken::Pieces));
+    tx.publish();
+    assert!(matches!(rx.take(&at_client, 5000), RxItem::Pieces));
     assert_eq!(rx.join(&at_client, 2, &mut whole), None);
 }
 
 #[test]
 fn clients_that_say_what_cannot_be_are_refused() {
-    let made = Made::new(LAYOUT).unwrap();
+    let made = ClientMemory::new(LAYOUT).unwrap();
     let len = made.len as u64;
     let rules = rules();
     let fd = |fd: &OwnedFd| Some(fd.try_clone().unwrap());
     let refuses = |said: Vec<(Message, Option<OwnedFd>)>, why: &str| {
-        let mut greeting = Greeting::default();
+        let mut handshake = ServerHandshake::default();
         let mut heard = Ok(());
         for (message, fd) in said {
             let fd = fd.map(Apart::new);
-            heard = heard.and_then(|()| greeting.hear(Some(message), fd, &rules, true).map(|_| ()));
+            heard =
+                heard.and_then(|()| handshake.handle(Some(message), fd, &rules, true).map(|_| ()));
         }
         assert_eq!(heard.unwrap_err(), why);
     };
@@ -528,15 +529,15 @@ fn a_server_outlives_its_guests() {
             std::thread::sleep(Duration::from_millis(1));
             continue;
         }
-        let made = Made::new(LAYOUT).unwrap();
+        let made = ClientMemory::new(LAYOUT).unwrap();
         for step in 0..round % 5 {
             rng = rng.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             let region = Message::AddRegion { index: 0, size: made.len as u64 };
             match (rng >> 33) % 4 {
                 0 => drop(nix::unistd::write(&socket.0, &[rng as u8; 300][..round + step])),
-                1 => drop(socket.say(&init(), None)),
-                2 => drop(socket.say(&region, Some(made.fd.as_raw_fd()))),
-                _ => drop(socket.say(&Message::Connect, Some(made.fd.as_raw_fd()))),
+                1 => drop(socket.send(&init(), None)),
+                2 => drop(socket.send(&region, Some(made.fd.as_raw_fd()))),
+                _ => drop(socket.send(&Message::Connect, Some(made.fd.as_raw_fd()))),
             }
         }
         if round % 3 == 0 {
@@ -563,7 +564,7 @@ fn descriptors_that_nobody_asked_for_are_closed() {
         connect(socket.0.as_raw_fd(), &address(&settings.socket).unwrap()).unwrap();
         send_fds(&socket.0, &init().bytes(), &file, times);
         let begun = Instant::now();
-        while !matches!(socket.hear(false), Came::HungUp) {
+        while !matches!(socket.recv(false), Incoming::HungUp) {
             assert!(begun.elapsed() < Duration::from_secs(20), "{times}: not hung up on");
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -612,16 +613,16 @@ fn a_server_does_not_wait_for_what_its_guests_hand_over() {
 fn a_client_outlives_its_servers() {
     let rules = rules();
     let hello = || Some(rules.hello());
-    let mut asking = Asking::new();
-    assert!(asking.hear(Some(Message::Ack), &rules).is_err());
-    let mut asking = Asking::new();
-    assert!(matches!(asking.hear(hello(), &rules), Ok(Some(Message::Init(_)))));
-    assert!(asking.hear(hello(), &rules).is_err());
-    let mut asking = Asking::new();
-    asking.hear(hello(), &rules).unwrap();
-    assert!(asking.hear(Some(Message::Connected), &rules).is_err());
-    assert!(asking.hear(None, &rules).is_err());
-    assert_eq!(asking.hear(Some(Message::Disconnect("no".into())), &rules), Err("no".into()));
+    let mut handshake = ClientHandshake::new();
+    assert!(handshake.handle(Some(Message::Ack), &rules).is_err());
+    let mut handshake = ClientHandshake::new();
+    assert!(matches!(handshake.handle(hello(), &rules), Ok(Some(Message::Init(_)))));
+    assert!(handshake.handle(hello(), &rules).is_err());
+    let mut handshake = ClientHandshake::new();
+    handshake.handle(hello(), &rules).unwrap();
+    assert!(handshake.handle(Some(Message::Connected), &rules).is_err());
+    assert!(handshake.handle(None, &rules).is_err());
+    assert_eq!(handshake.handle(Some(Message::Disconnect("no".into())), &rules), Err("no".into()));
 
     let settings = fresh();
     let listener = Socket::new().unwrap();
@@ -633,7 +634,7 @@ fn a_client_outlives_its_servers() {
     assert_eq!(send(&mut client, b"x"), Tx::Full);
     drop(client);
     assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
-    assert!(matches!(listener.hear(false), Came::HungUp));
+    assert!(matches!(listener.recv(false), Incoming::HungUp));
 }
 
 /// Goal: whatever is written into the rings, neither side reads or writes outside of its regions,

@@ -1,4 +1,4 @@
-//! What a port shares with the thread that makes its connections and with those that sleep on it.
+//! State shared by a port, its control thread and the threads that sleep on it.
 
 use std::collections::VecDeque;
 use std::io;
@@ -9,39 +9,39 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::region::Conn;
-use super::ring::{get_up, has_come, lie_down};
+use super::ring::{arm, disarm, has_frames};
 use crate::backend::{Bell, raw, readable, sleep};
 use crate::port::PortWaiter;
 
-/// Connections that the port has not heard of; more clients have to wait.
+/// Most connections that wait for the port to adopt them; more clients have to wait.
 const QUEUE: usize = 4;
 
-/// When a sleeper looks for the first time: a sender may have asked whether it sleeps before it
-/// did, and not seen it. Who asks later sees it.
-const LOOK: Duration = Duration::from_millis(1);
-/// Longest time between two looks, for a wake-up that failed: each is twice the last. Less than
-/// the longest retransmission timeout, or a frame that woke nobody would be sent again.
-const LOOK_MAX: Duration = Duration::from_millis(32);
+/// Sleep before the first check: a sender may have read the old flag just before it was set. Later
+/// senders see it set.
+const RECHECK: Duration = Duration::from_millis(1);
+/// Longest sleep between two checks, for failed wake-ups; each sleep is twice the last. Less than
+/// the longest retransmission timeout, or a frame without a wake-up would be retransmitted.
+const RECHECK_MAX: Duration = Duration::from_millis(32);
 /// A wake-up that failed, in [`Shared::misses`].
 const MISS: u32 = 1 << 31;
 
 pub(super) struct Shared {
     /// Raised with every connection that is made or ends.
     pub(super) epoch: AtomicU32,
-    /// Where the port is in the ring that it receives from.
+    /// The port's index in its receive ring.
     pub(super) rx_at: AtomicU16,
     is_woken: AtomicBool,
-    /// Which of the last 32 wake-ups failed, the latest in the highest bit: while any has, or the
-    /// other side coalesces them, a sleeper looks often.
+    /// Which of the last 32 wake-ups failed, the latest in the highest bit. While any has, or the
+    /// peer coalesces them, a sleeper checks often.
     pub(super) misses: AtomicU32,
     bell: Bell,
     state: Mutex<State>,
 }
 
 struct State {
-    /// What the port has, as far as sleepers are concerned.
+    /// The port's current connection.
     live: Option<Arc<Conn>>,
-    /// What waits for it.
+    /// Connections that wait for the port to adopt them.
     made: VecDeque<Arc<Conn>>,
     /// The epoch that the port has seen.
     seen: u32,
@@ -79,7 +79,7 @@ impl Shared {
     }
 
     /// The port has done what `epoch` was raised for.
-    pub(super) fn saw(&self, epoch: u32) {
+    pub(super) fn mark_seen(&self, epoch: u32) {
         self.state().seen = epoch;
     }
 
@@ -95,7 +95,7 @@ impl Shared {
     }
 
     /// The other side has woken us, or has failed to.
-    fn note(&self, miss: u32) {
+    fn record_wakeup(&self, miss: u32) {
         self.misses.store(self.misses.load(Relaxed) >> 1 | miss, Relaxed);
     }
 
@@ -111,7 +111,7 @@ impl Shared {
         let mut state = self.state();
         state.sleepers -= 1;
         if state.sleepers == 0 {
-            [conn, state.live.as_deref()].into_iter().flatten().for_each(|conn| get_up(&conn.rx));
+            [conn, state.live.as_deref()].into_iter().flatten().for_each(|conn| disarm(&conn.rx));
         }
     }
 
@@ -127,7 +127,7 @@ pub(super) struct Waiter(pub(super) Arc<Shared>);
 
 impl Waiter {
     /// Whether there is something for the port to do.
-    fn something(&self, conn: Option<&Conn>, seen: u32) -> bool {
+    fn has_event(&self, conn: Option<&Conn>, seen: u32) -> bool {
         let shared = &*self.0;
         shared.is_woken.swap(false, SeqCst)
             || shared.epoch.load(Acquire) != seen
@@ -135,7 +135,7 @@ impl Waiter {
     }
 
     fn has_frame(&self, conn: Option<&Conn>) -> bool {
-        conn.is_some_and(|conn| has_come(&conn.rx, self.0.rx_at.load(Relaxed)))
+        conn.is_some_and(|conn| has_frames(&conn.rx, self.0.rx_at.load(Relaxed)))
     }
 }
 
@@ -148,14 +148,14 @@ impl PortWaiter for Waiter {
         let event = conn.as_ref().and_then(|conn| conn.rx.event.waits_at());
         let may_hear = || event.is_some() && shared.misses.load(Relaxed) == 0;
         // Without a connection only the bell says that something has happened.
-        let mut look = if conn.is_some() { LOOK } else { timeout };
+        let mut look = if conn.is_some() { RECHECK } else { timeout };
         let mut is_first = true;
         let came = loop {
             if let Some(conn) = &conn {
-                lie_down(&conn.rx);
+                arm(&conn.rx);
             }
             let left = until.saturating_duration_since(Instant::now());
-            if self.something(conn.as_deref(), seen) {
+            if self.has_event(conn.as_deref(), seen) {
                 break true;
             }
             if left.is_zero() {
@@ -173,14 +173,14 @@ impl PortWaiter for Waiter {
             }
             if let Some(conn) = conn.as_ref().filter(|_| fds[1].revents != 0) {
                 conn.rx.event.heard();
-                shared.note(0);
+                shared.record_wakeup(0);
             }
             if is_found && !is_heard && !is_first {
-                shared.note(MISS);
+                shared.record_wakeup(MISS);
             }
             is_first = false;
             if conn.is_some() {
-                look = if may_hear() { LOOK_MAX.min(2 * look) } else { LOOK };
+                look = if may_hear() { RECHECK_MAX.min(2 * look) } else { RECHECK };
             }
             if fds[2].revents != 0 {
                 break true;

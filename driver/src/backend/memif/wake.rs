@@ -1,4 +1,4 @@
-//! The descriptors by which the two sides of a memif wake each other.
+//! The eventfds by which the two sides of a memif wake each other.
 //!
 //! Both sides have the same open file. It has to be an eventfd: any other file may be served by a
 //! process that does not answer (FUSE). The other side may drain it before us, fill it or make it
@@ -33,17 +33,17 @@ enum How {
     Write,
 }
 
-/// Takes what the other side says is an event. Nothing is asked of it, but the kernel for what it
-/// is called in /proc: a name that no path has.
+/// Checks that a descriptor from the peer is an eventfd, by its name in /proc, which no path can
+/// have. The file itself is not accessed.
 ///
 /// # Errors
-/// It is none, or there is no /proc to ask.
-pub(super) fn theirs(fd: Apart<OwnedFd>) -> Result<OwnedFd, &'static str> {
-    theirs_by("/proc/self/fd", fd)
+/// It is not an eventfd, or /proc is not mounted.
+pub(super) fn check_eventfd(fd: Apart<OwnedFd>) -> Result<OwnedFd, &'static str> {
+    check_eventfd_by("/proc/self/fd", fd)
 }
 
-/// As [`theirs`], with the directory to ask.
-fn theirs_by(dir: &str, fd: Apart<OwnedFd>) -> Result<OwnedFd, &'static str> {
+/// As [`check_eventfd`], with the directory to ask.
+fn check_eventfd_by(dir: &str, fd: Apart<OwnedFd>) -> Result<OwnedFd, &'static str> {
     match std::fs::read_link(format!("{dir}/{}", fd.as_raw_fd())) {
         Ok(name) if name.as_os_str() == "anon_inode:[eventfd]" => Ok(fd.trust()),
         Ok(_) => Err("Interrupt fd is no eventfd"),
@@ -222,9 +222,9 @@ mod tests {
             epoll,
         ];
         for other in others {
-            assert!(theirs(Apart::new(other)).is_err());
+            assert!(check_eventfd(Apart::new(other)).is_err());
         }
-        assert!(theirs(Apart::new(event(0))).is_ok());
+        assert!(check_eventfd(Apart::new(event(0))).is_ok());
     }
 
     /// Goal: who cannot see what a descriptor is says so of itself, and not of the other side; in
@@ -232,7 +232,7 @@ mod tests {
     #[test]
     fn a_hidden_proc_is_not_the_peers_fault() {
         let dir = tempfile::tempdir().unwrap();
-        let why = theirs_by(dir.path().to_str().unwrap(), Apart::new(event(0))).unwrap_err();
+        let why = check_eventfd_by(dir.path().to_str().unwrap(), Apart::new(event(0))).unwrap_err();
         assert!(why.starts_with("Server cannot") && why.ends_with("mount /proc"), "{why}");
         let message = Message::Disconnect(why.into());
         assert_eq!(Message::parse(&message.bytes()), Some(message));
