@@ -1,9 +1,9 @@
-//! Page-aligned memory of our own, from hugepages if there are any.
+//! Page-aligned private memory, from hugepages if any are free.
 //!
-//! An [`Arena`] is one memfd mapped once; [`Block`]s are cut from it and come back when dropped.
-//! All pages are taken when it is made, so a block is never lost to SIGBUS later. A mapping of
-//! hugepages alone reserves them, and a control group that may have none of them (a container's
-//! `hugetlb.2MB.max`) is not asked before a page is touched.
+//! An [`Arena`] is one memfd mapped once; [`Block`]s are allocated from it and freed when dropped.
+//! All pages are allocated at creation, so a block never raises SIGBUS later. A mapping of
+//! hugepages alone only reserves them, and the limit of a control group (a container's
+//! `hugetlb.2MB.max`) is not checked before a page is touched.
 
 use std::fs::File;
 use std::io;
@@ -14,19 +14,19 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use crate::file::reserve;
 
-/// Whether an arena is to lie in hugepages.
+/// Use of hugepages for an arena.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Hugepages {
-    /// If enough are free; otherwise ordinary pages, and the log says so. The default.
+    /// Hugepages if enough are free, otherwise ordinary pages, which is logged. The default.
     #[default]
     IfFree,
-    /// Or not at all.
+    /// Hugepages, or an error.
     Required,
-    /// Never.
+    /// Ordinary pages.
     No,
 }
 
-/// Why there is no arena. Nothing is left behind.
+/// Errors of creating an arena. Nothing is left behind.
 #[derive(Debug, thiserror::Error)]
 pub enum ArenaError {
     /// Hugepages were required and too few are free.
@@ -35,16 +35,16 @@ pub enum ArenaError {
          sudo sysctl vm.nr_hugepages={need}"
     )]
     NoHugepages {
-        /// Pages that the arena takes.
+        /// Pages needed.
         need: usize,
-        /// Pages that are free.
+        /// Free pages.
         free: usize,
-        /// Bytes of one.
+        /// Bytes of a page.
         page_len: usize,
         /// What the kernel said.
         source: io::Error,
     },
-    /// The system has no memory for it, or refuses a memfd.
+    /// No memory, or memfd_create(2) failed.
     #[error("cannot map {len} bytes of memory: {source}; ask for less, or see ulimit -v")]
     Os {
         /// Bytes asked for.
@@ -54,7 +54,7 @@ pub enum ArenaError {
     },
 }
 
-/// Zero-initialised memory that blocks are cut from. Cloning shares it.
+/// Zero-initialised memory from which blocks are allocated. Clones share it.
 #[derive(Clone)]
 pub struct Arena(Arc<Inner>);
 
@@ -66,11 +66,11 @@ struct Inner {
     free: Mutex<FreeList>,
 }
 
-/// What is not handed out.
+/// Free ranges.
 struct FreeList {
-    /// (offset, length), by offset, no two adjacent.
+    /// (offset, length), sorted by offset, no two adjacent.
     ranges: Vec<(usize, usize)>,
-    /// Bytes from here on were never handed out and so are still zero.
+    /// Bytes from here on were never allocated and are still zero.
     fresh_at: usize,
 }
 
@@ -111,7 +111,7 @@ impl Arena {
         Self(Arc::new(Inner { map, len, page_len, is_huge, free }))
     }
 
-    /// Whether it lies in hugepages.
+    /// Whether it is in hugepages.
     pub fn is_huge(&self) -> bool {
         self.0.is_huge
     }
@@ -126,17 +126,17 @@ impl Arena {
         self.0.len
     }
 
-    /// Never: an arena has at least a page.
+    /// Always false: an arena has at least a page.
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// Bytes that are not handed out; the largest block may be smaller.
+    /// Free bytes; the largest block may be smaller.
     pub fn free_len(&self) -> usize {
         self.0.free().ranges.iter().map(|&(_, len)| len).sum()
     }
 
-    /// Cuts off `len` zero bytes, page aligned, or `None` if there are not as many in one piece.
+    /// Allocates `len` zero bytes, page aligned, or `None` if no free range is long enough.
     pub fn block(&self, len: usize) -> Option<Block> {
         let room = len.max(1).checked_next_multiple_of(PAGE)?;
         let (offset, fresh_at) = {
@@ -161,13 +161,13 @@ impl Arena {
 
 impl Inner {
     fn free(&self) -> MutexGuard<'_, FreeList> {
-        // No code that can panic runs between two steps of a change.
+        // No code that can panic runs while the lock is held.
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl FreeList {
-    /// Takes a range back and joins it with its neighbours.
+    /// Frees a range and merges it with its neighbours.
     fn put(&mut self, offset: usize, len: usize) {
         let i = self.ranges.partition_point(|&(at, _)| at < offset);
         self.ranges.insert(i, (offset, len));
@@ -180,7 +180,7 @@ impl FreeList {
     }
 }
 
-/// Memory from an arena, owned; goes back when dropped, and keeps the arena until then.
+/// Memory from an arena, freed when dropped. Keeps the arena alive.
 pub struct Block {
     arena: Arc<Inner>,
     offset: usize,
@@ -199,8 +199,8 @@ impl Block {
         self.len == 0
     }
 
-    /// The first byte; page aligned, valid for [`len`](Self::len) bytes until the block is
-    /// dropped. To give it to a device or a peer is to give up the slices meanwhile.
+    /// Address of the first byte; page aligned, valid for [`len`](Self::len) bytes until the block
+    /// is dropped. While a device or a peer uses it, the slices must not be used.
     pub fn as_mut_ptr(&self) -> *mut u8 {
         self.arena.map.as_mut_ptr().wrapping_add(self.offset)
     }
@@ -231,15 +231,15 @@ fn map(len: usize, flags: MFdFlags) -> io::Result<MmapRaw> {
     MmapOptions::new().len(len).map_raw(&memory(len, flags)?)
 }
 
-/// A file of `len` bytes of memory, all of which it has.
+/// A memfd of `len` allocated bytes.
 fn memory(len: usize, flags: MFdFlags) -> io::Result<File> {
     let file = File::from(memfd_create(c"barewire", MFdFlags::MFD_CLOEXEC | flags)?);
     reserve(&file, 0, len)?;
     Ok(file)
 }
 
-/// Bytes of a default hugepage and how many are free, as the kernel says; 2 MiB and 0 if it does
-/// not.
+/// Size of a default hugepage and number of free ones according to the kernel; 2 MiB and 0 if
+/// unknown.
 fn hugepages_free() -> (usize, usize) {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     parse_meminfo(&text)

@@ -1,9 +1,9 @@
 //! Remote atomics on the application's memory: every operation on every type, element by element.
 //!
-//! One entry, [`IoBuf::atomic`], checks everything (bounds, alignment, operand lengths, whether the
-//! operation has a meaning on the type) before it touches the first byte, so that a refusal has
-//! changed nothing. What the operations compute is written down in docs/atomics.md and compared
-//! with a C compiler's answer by the suite `atomics`.
+//! The entry [`IoBuf::atomic`] validates everything (bounds, alignment, operand lengths, whether
+//! the operation is defined on the type) before it touches the first byte, so that a refused
+//! operation has changed nothing. The results are specified in docs/atomics.md and compared with a
+//! C compiler's by the suite `atomics`.
 //!
 //! A region is either [`Sharing::Single`], changed by one thread only and so by plain loads and
 //! stores that the compiler turns into vectors, or shared, and then by compare-and-swap or, where
@@ -207,21 +207,21 @@ impl Datatype {
     }
 }
 
-/// Who else changes a region by atomics while this thread does.
+/// Concurrent updaters of a region by atomics.
 #[derive(Clone, Copy, Default)]
 pub enum Sharing {
-    /// Nobody. Plain loads and stores, no locked instruction.
+    /// None. Plain loads and stores, no locked instruction.
     #[default]
     Single,
-    /// Other threads of this process, by this function; and, for elements of up to 8 bytes at
-    /// multiples of their size, anybody who uses the processor's atomic instructions.
+    /// Other threads of this process, through this function; and, for naturally aligned elements of
+    /// up to 8 bytes, users of the processor's atomic instructions.
     Shared,
-    /// As `Shared`, with the wider elements under locks that other processes know as well.
+    /// As `Shared`, with wider elements under locks that are shared with other processes.
     SharedBy(&'static dyn WideLock),
 }
 
 impl Sharing {
-    /// Whether anybody else does.
+    /// Whether there are concurrent updaters.
     #[inline(always)]
     pub const fn is_shared(&self) -> bool {
         !matches!(self, Self::Single)
@@ -238,7 +238,7 @@ impl std::fmt::Debug for Sharing {
     }
 }
 
-/// Why an atomic was refused. Memory and result are as they were.
+/// Errors of an atomic. Memory and result are unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum AtomicFault {
     /// The elements are not all inside the memory.
@@ -247,13 +247,13 @@ pub enum AtomicFault {
     /// The first element's address is not a multiple of [`Datatype::align`].
     #[error("element address not aligned to its type")]
     Misaligned,
-    /// An element lies in two pieces of memory.
+    /// An element spans two pieces of memory.
     #[error("element straddles two pieces of memory")]
     Straddles,
-    /// The operation has no meaning on the type, or this processor has no such type.
+    /// The operation is not defined on the type, or this processor does not support the type.
     #[error("operation has no meaning on the type")]
     Unsupported,
-    /// An operand has not the length that operation, type and count ask for.
+    /// An operand's length does not match operation, type and count.
     #[error("operand of the wrong length")]
     Operand,
 }
@@ -264,11 +264,11 @@ pub const fn reduces(op: AtomicOp, ty: Datatype) -> bool {
     op as u8 <= AtomicOp::Bxor as u8 && exec::has_meaning(op, ty)
 }
 
-/// Reduces elements of 8 bytes, each a word as it lies in memory, from the first to the last: to
-/// the bits that [`IoBuf::combine`] gives of one after the other. Of no words it is 0.
+/// Reduces 8-byte elements, each a word as in memory, from first to last, to the bits that repeated
+/// [`IoBuf::combine`] gives. No words give 0.
 pub type WordFold = fn(&[u64]) -> u64;
 
-/// The reduction of words by `op`, if they are integers of 8 bytes and it is one of the ten.
+/// The reduction of words by `op`, if the type is an 8-byte integer and `op` is one of the ten.
 pub fn word_fold(op: AtomicOp, ty: Datatype) -> Option<WordFold> {
     match ty {
         Datatype::Int64 => exec::fold_of::<i64>(op),
@@ -278,10 +278,10 @@ pub fn word_fold(op: AtomicOp, ty: Datatype) -> Option<WordFold> {
 }
 
 impl Span {
-    /// Performs `op` on the element of an integer type of 4 or 8 bytes at `offset`, which nobody
-    /// else changes unless it is `shared`, and then by atomic instructions: `operands` holds the
-    /// operand and behind it the compare value. Returns the value before the operation. `None`, and
-    /// nothing done, for another type or if anything is wrong.
+    /// Performs `op` on the 4- or 8-byte integer at `offset`; by atomic instructions if `shared`,
+    /// else the caller has exclusive access. `operands` holds the operand and behind it the compare
+    /// value. Returns the value before the operation. `None`, and nothing done, for another type or
+    /// an invalid argument.
     #[inline(always)]
     pub fn atomic_word(
         &self,
@@ -313,9 +313,9 @@ impl Span {
     }
 }
 
-/// The words of 8 bytes that a span consists of, for who changes one after the other.
+/// The 8-byte words of a span, for sequential updates.
 ///
-/// As the span, they belong to the operation that the memory was lent to.
+/// Like the span, they belong to the operation that the memory was lent to.
 #[derive(Debug)]
 pub struct Words {
     base: *mut u8,
@@ -373,8 +373,9 @@ impl IoBuf {
     /// it, and it may be empty. `result` receives the values before the operation if it has room
     /// for `count` elements; empty, it asks for none.
     ///
-    /// Each element is changed atomically as `sharing` says, the array is not. Elements whose value
-    /// stays because a comparison failed are not written. Allocates nothing.
+    /// Each element is updated atomically according to `sharing`, the array as a whole is not.
+    /// Elements that keep their value because a comparison failed are not written. Allocates
+    /// nothing.
     ///
     /// # Errors
     /// See [`AtomicFault`]: nothing was read into `result` or written.

@@ -1,8 +1,8 @@
-//! Copying few bytes without a call.
+//! Inlined copies of few bytes.
 
 use super::copy_long::copy_long;
 
-/// Most bytes that are copied without a call, and so of a short frame.
+/// Longest inlined copy, and so the longest short frame, bytes.
 pub const SHORT: usize = 128;
 
 /// Copies `len` bytes like [`std::ptr::copy_nonoverlapping`], up to [`SHORT`] of them inline.

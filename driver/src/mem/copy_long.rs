@@ -1,4 +1,4 @@
-//! Copying pieces of more than 2 KiB.
+//! Copies of more than 2 KiB.
 //!
 //! C libraries copy such a piece by one `rep movsb` on processors that report it as fast. AMD's Zen
 //! 3 and Zen 4 do, and are slow at it: up to 20 times slower if the destination's offset in its
@@ -26,44 +26,44 @@ use std::ptr;
 /// docs/memory.md).
 #[inline(never)]
 pub(super) unsafe fn copy_long(src: *const u8, dst: *mut u8, len: usize) {
-    // SAFETY: the caller's promise, passed on; `wants_registers` has seen that there is AVX.
+    // SAFETY: the caller's promise, passed on; `prefers_avx` has seen that there is AVX.
     unsafe {
         #[cfg(target_arch = "x86_64")]
-        if len > amd::MIN && amd::wants_registers() {
+        if len > amd::MIN && amd::prefers_avx() {
             return amd::copy(src, dst, len);
         }
         ptr::copy_nonoverlapping(src, dst, len);
     }
 }
 
-/// Whether [`copy_past`] may be called.
+/// Whether [`copy_nontemporal`] may be called.
 #[inline]
-pub(super) fn can_copy_past() -> bool {
+pub(super) fn supports_nontemporal() -> bool {
     #[cfg(target_arch = "x86_64")]
-    return amd::wants_registers();
+    return amd::prefers_avx();
     #[cfg(not(target_arch = "x86_64"))]
     false
 }
 
-/// Copies like [`copy_long`], past all caches into memory (non-temporal stores).
+/// Copies like [`copy_long`], by non-temporal stores, which bypass the caches.
 ///
-/// All bytes are visible to whoever sees a later Release store of this thread: such stores are
-/// ordered by a fence alone, which ends this (D10 in docs/memory.md).
+/// A thread that observes a later Release store of this thread sees all bytes: non-temporal stores
+/// are ordered only by a fence, which this ends with (D10 in docs/memory.md).
 ///
 /// # Safety
-/// As [`copy_long`]; [`can_copy_past`], and `len` is at least 256.
+/// As [`copy_long`]; [`supports_nontemporal`], and `len` is at least 256.
 #[inline(never)]
-pub(super) unsafe fn copy_past(src: *const u8, dst: *mut u8, len: usize) {
-    // SAFETY: the caller's promise, passed on; `can_copy_past` has seen that there is AVX.
+pub(super) unsafe fn copy_nontemporal(src: *const u8, dst: *mut u8, len: usize) {
+    // SAFETY: the caller's promise, passed on; `supports_nontemporal` has seen that there is AVX.
     #[cfg(target_arch = "x86_64")]
     unsafe {
-        amd::copy_past(src, dst, len);
+        amd::copy_nontemporal(src, dst, len);
     }
     #[cfg(not(target_arch = "x86_64"))]
     unreachable!("{src:p} to {dst:p}, {len} bytes: nobody may ask for this here");
 }
 
-/// The processor's clock; 0 where there is none to be read at once.
+/// Time-stamp counter; 0 on processors without one that is cheap to read.
 #[inline]
 pub(super) fn ticks() -> u64 {
     #[cfg(target_arch = "x86_64")]
@@ -82,29 +82,29 @@ mod amd {
     use std::sync::atomic::AtomicU8;
     use std::sync::atomic::Ordering::Relaxed;
 
-    /// Bytes above which `rep movsb` has been seen.
+    /// Length above which C libraries use `rep movsb`.
     pub(super) const MIN: usize = 2048;
 
     /// Bytes of a register, and of a step.
     const REG: usize = size_of::<__m256i>();
     const STEP: usize = 4 * REG;
 
-    /// Whether this processor is AMD's or of its design, and has AVX.
+    /// Whether this is a processor of AMD (or Hygon) with AVX.
     #[inline]
-    pub(super) fn wants_registers() -> bool {
-        /// 0 until the processor was asked, which is slow in a virtual machine; then 1 or 2.
-        static ANSWER: AtomicU8 = AtomicU8::new(0);
-        match ANSWER.load(Relaxed) {
+    pub(super) fn prefers_avx() -> bool {
+        /// 0 until CPUID was read, which is slow in a virtual machine; then 1 (no) or 2 (yes).
+        static CACHED: AtomicU8 = AtomicU8::new(0);
+        match CACHED.load(Relaxed) {
             0 => {
                 #[allow(unused_unsafe, reason = "no longer unsafe in newer compilers")]
                 // SAFETY: every x86-64 processor has the instruction.
                 let vendor = unsafe { __cpuid(0) }.ebx.to_le_bytes();
                 let wants = [*b"Auth", *b"Hygo"].contains(&vendor)
                     && std::arch::is_x86_feature_detected!("avx");
-                ANSWER.store(1 + u8::from(wants), Relaxed);
+                CACHED.store(1 + u8::from(wants), Relaxed);
                 wants
             }
-            answer => answer == 2,
+            cached => cached == 2,
         }
     }
 
@@ -112,7 +112,7 @@ mod amd {
     /// As [`copy_long`](super::copy_long), and `len` is at least [`STEP`].
     #[target_feature(enable = "avx")]
     pub(super) unsafe fn copy(src: *const u8, dst: *mut u8, len: usize) {
-        // Up to where the destination is aligned.
+        // Bytes up to the first aligned address of the destination.
         let mut done = REG - dst.addr() % REG;
         // SAFETY: every register lies within the `len` bytes that the caller vouches for: the first
         // of them, `STEP` from `done` on while as many are left, and the last `STEP`. `dst + done`
@@ -133,10 +133,11 @@ mod amd {
     }
 
     /// # Safety
-    /// As [`copy_past`](super::copy_past).
+    /// As [`copy_nontemporal`](super::copy_nontemporal).
     #[target_feature(enable = "avx")]
-    pub(super) unsafe fn copy_past(src: *const u8, dst: *mut u8, len: usize) {
-        // Up to where a line begins: half a line would be read from memory first.
+    pub(super) unsafe fn copy_nontemporal(src: *const u8, dst: *mut u8, len: usize) {
+        // Bytes up to the first cache line of the destination: a partial line would be read from
+        // memory first.
         let mut done = 2 * REG - dst.addr() % (2 * REG);
         // SAFETY: every register lies within the `len` bytes that the caller vouches for: the first
         // two of them, `STEP` from `done` on while as many are left, and the last `STEP`. `dst +
@@ -199,7 +200,7 @@ mod amd {
                         unsafe {
                             match way {
                                 1 if has_avx => copy(from, at, len),
-                                2 if has_avx && len >= 2 * STEP => copy_past(from, at, len),
+                                2 if has_avx && len >= 2 * STEP => copy_nontemporal(from, at, len),
                                 _ => super::super::copy_long(from, at, len),
                             }
                         }

@@ -1,29 +1,30 @@
-//! CRC32C of memory that others may write: each word is read once, and nothing is copied.
+//! CRC32C of memory that may be written concurrently: each word is read once, and nothing is
+//! copied.
 //!
-//! The processor's instruction takes a word a cycle but has a result only after three. So what is
-//! longer is taken in three lanes, whose checksums are then joined by a multiplication without
-//! carries, as in Intel's "Fast CRC Computation for iSCSI Polynomial Using CRC32 Instruction"
-//! (323405).
+//! The CRC32 instruction has a throughput of one word per cycle but a latency of three. So longer
+//! input is processed in three lanes, whose checksums are combined by carry-less multiplication, as
+//! in Intel's "Fast CRC Computation for iSCSI Polynomial Using CRC32 Instruction" (323405).
 
 use std::mem::MaybeUninit;
 
 use super::copy_short;
 
-/// Bytes up to which one lane is quicker than three that have to be joined.
+/// Longest input for which one lane is faster than three.
 #[cfg(target_arch = "x86_64")]
-const FEW: usize = 192;
+const SHORT_MAX: usize = 192;
 
-/// Most words of a lane.
+/// Longest lane, words.
 #[cfg(target_arch = "x86_64")]
 const LANE_MAX: usize = 128;
 
-/// What moves a checksum past `n` words, at `n`: x^(64 n - 33) modulo the polynomial, its bits
-/// reflected. The instruction multiplies by x^32, and the product of two reflected numbers by x.
+/// Factor that shifts a checksum by `n` words, at index `n`: x^(64 n - 33) modulo the polynomial,
+/// bits reflected. The instruction multiplies by x^32, and the product of two reflected numbers by
+/// x.
 #[cfg(target_arch = "x86_64")]
-static PAST: [u32; 2 * LANE_MAX + 1] = past();
+static SHIFT_TABLE: [u32; 2 * LANE_MAX + 1] = shift_table();
 
 #[cfg(target_arch = "x86_64")]
-const fn past() -> [u32; 2 * LANE_MAX + 1] {
+const fn shift_table() -> [u32; 2 * LANE_MAX + 1] {
     const POLYNOMIAL: u32 = 0x82f6_3b78;
     let mut all = [0; 2 * LANE_MAX + 1];
     // x^31.
@@ -50,16 +51,16 @@ pub(crate) unsafe fn crc32c_of_raw(crc: u32, src: *const u8, len: usize) -> u32 
     if is_x86_feature_detected!("sse4.2") {
         // SAFETY: the processor has the instructions, and the caller vouches for the bytes.
         unsafe {
-            if len <= FEW {
-                return of_few(crc, src, len);
+            if len <= SHORT_MAX {
+                return crc_short(crc, src, len);
             }
             if is_x86_feature_detected!("pclmulqdq") {
-                return in_lanes(crc, src, len);
+                return crc_three_lanes(crc, src, len);
             }
         }
     }
     // SAFETY: the caller's promise.
-    unsafe { of_many(crc, src, len) }
+    unsafe { crc_long(crc, src, len) }
 }
 
 /// Without those instructions: in pieces that are copied, since a slice must not change under its
@@ -67,7 +68,7 @@ pub(crate) unsafe fn crc32c_of_raw(crc: u32, src: *const u8, len: usize) -> u32 
 ///
 /// # Safety
 /// As [`crc32c_of_raw`].
-unsafe fn of_many(crc: u32, src: *const u8, len: usize) -> u32 {
+unsafe fn crc_long(crc: u32, src: *const u8, len: usize) -> u32 {
     let mut piece = MaybeUninit::<[u8; 2048]>::uninit();
     let (mut crc, mut done) = (crc, 0);
     while done < len {
@@ -89,10 +90,10 @@ unsafe fn of_many(crc: u32, src: *const u8, len: usize) -> u32 {
 /// As [`crc32c_of_raw`], and the processor has SSE 4.2 and PCLMULQDQ.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "sse4.2,pclmulqdq")]
-unsafe fn in_lanes(crc: u32, src: *const u8, len: usize) -> u32 {
+unsafe fn crc_three_lanes(crc: u32, src: *const u8, len: usize) -> u32 {
     use std::arch::x86_64::_mm_crc32_u64;
     let (mut crc, mut done) = (crc, 0);
-    while len - done > FEW {
+    while len - done > SHORT_MAX {
         let words = ((len - done) / 24).min(LANE_MAX);
         let lane = 8 * words;
         let [mut a, mut b, mut c] = [u64::from(!crc), 0, 0];
@@ -105,12 +106,12 @@ unsafe fn in_lanes(crc: u32, src: *const u8, len: usize) -> u32 {
                 c = _mm_crc32_u64(c, src.add(at + 2 * lane).cast::<u64>().read_unaligned());
             }
         }
-        let moved = product(a, PAST[2 * words]) ^ product(b, PAST[words]);
+        let moved = product(a, SHIFT_TABLE[2 * words]) ^ product(b, SHIFT_TABLE[words]);
         crc = !((_mm_crc32_u64(0, moved) ^ c) as u32);
         done += 3 * lane;
     }
     // SAFETY: the bytes that are left.
-    unsafe { of_few(crc, src.add(done), len - done) }
+    unsafe { crc_short(crc, src.add(done), len - done) }
 }
 
 /// The product without carries.
@@ -129,7 +130,7 @@ fn product(a: u64, b: u32) -> u64 {
 /// As [`crc32c_of_raw`], and the processor has SSE 4.2.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "sse4.2")]
-unsafe fn of_few(crc: u32, src: *const u8, len: usize) -> u32 {
+unsafe fn crc_short(crc: u32, src: *const u8, len: usize) -> u32 {
     use std::arch::x86_64::{_mm_crc32_u8, _mm_crc32_u16, _mm_crc32_u32, _mm_crc32_u64};
     let (mut word, mut at) = (u64::from(!crc), 0);
     // SAFETY: every read lies within the `len` bytes that the caller vouches for: whole words as
@@ -175,7 +176,7 @@ mod tests {
             let slice = &bytes[at..at + len];
             // SAFETY: the bytes of a slice.
             let ways = unsafe {
-                [crc32c_of_raw(start, slice.as_ptr(), len), of_many(start, slice.as_ptr(), len)]
+                [crc32c_of_raw(start, slice.as_ptr(), len), crc_long(start, slice.as_ptr(), len)]
             };
             let crc = crc32c::crc32c_append(start, slice);
             assert_eq!(ways, [crc; 2], "{len} bytes at {at}");

@@ -1,12 +1,12 @@
-//! Few bytes, in registers.
+//! A few bytes passed in registers.
 
 use super::copy_inline;
 
-/// Bytes that [`Span::to_u128`](super::Span::to_u128) and `RxFrame::u128_at` copy at most.
+/// Most bytes that [`Span::to_u128`](super::Span::to_u128) and `RxFrame::u128_at` copy.
 pub const U128_LEN: usize = 16;
 
-/// Up to [`MAX`](Self::MAX) bytes: what follows the head of a short frame. As numbers and not as an
-/// array, so that they need not lie in memory before they are where they go.
+/// Up to [`MAX`](Self::MAX) bytes: the body of a short frame. Held as integers rather than an
+/// array, so that they stay in registers until they are written to the frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InlineBytes {
     first: u128,

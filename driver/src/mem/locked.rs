@@ -1,14 +1,13 @@
-//! Memory for secrets: it is locked, so that it does not get to swap space, it is left out of core
-//! dumps, and what is given back is overwritten at once.
+//! Memory for keys: locked against swapping, excluded from core dumps, and wiped when freed.
 //!
-//! A [`Locked`] is a box there. Moving it moves a pointer, so that no copy of the secret stays
-//! behind on the stack. All are in one pool of the process, in chunks that are never given back to
-//! the kernel. Where it does not lock a chunk, because of `RLIMIT_MEMLOCK`, secrets lie there
-//! anyway: the log says so once, and [`KeyMemory`].
+//! A [`Locked`] is a box in this memory. Moving it moves a pointer, so that no copy of the secret
+//! stays on the stack. All boxes share one pool of the process, in chunks that are never returned
+//! to the kernel. If the kernel does not lock a chunk, because of `RLIMIT_MEMLOCK`, it is used
+//! anyway: this is logged once, and reported by [`KeyMemory`].
 //!
-//! A forked child has a copy, as of all memory: left out of its dumps, but not locked. It is not
-//! wiped there (`MADV_WIPEONFORK`): what a secret is part of may be dropped in the child too, and
-//! zeros are not a value of all of it; nor unmapped, for the same reason.
+//! A forked child has a copy: excluded from its core dumps, but not locked. It is neither wiped
+//! (`MADV_WIPEONFORK`) nor unmapped there: values with a secret may be dropped in the child too,
+//! and zeros may be no valid value of them.
 
 use std::alloc::{Layout, handle_alloc_error};
 use std::cell::UnsafeCell;
@@ -32,16 +31,16 @@ const SLOT_MAX: usize = 64 << 10;
 /// Sizes of slots, each twice the one before.
 const CLASSES: usize = (SLOT_MAX / SLOT_MIN).ilog2() as usize + 1;
 
-/// Bytes of a chunk at least, of which a limit of 64 KiB, the smallest in use, allows some.
+/// Minimum bytes of a chunk; the smallest `RLIMIT_MEMLOCK` in use, 64 KiB, allows some.
 const CHUNK_LEN: usize = 16 << 10;
 
-/// Bytes of a chunk that become slots of one size at a time at least.
+/// Minimum bytes that become slots of one size at a time.
 const RUN_LEN: usize = 1 << 10;
 
-/// Most that a slot is aligned to, bytes: a page of every architecture.
+/// Largest alignment of a slot, bytes: a page of every architecture.
 const ALIGN_MAX: usize = 4096;
 
-/// A box in memory for secrets.
+/// A box in locked memory.
 pub struct Locked<T: ?Sized> {
     at: NonNull<T>,
 }
@@ -52,8 +51,8 @@ unsafe impl<T: ?Sized + Send> Send for Locked<T> {}
 unsafe impl<T: ?Sized + Sync> Sync for Locked<T> {}
 
 impl<T> Locked<T> {
-    /// Puts `value` there. It was somewhere else before, where a copy may stay: bytes are better
-    /// written in place.
+    /// Moves `value` there. Its previous location may keep a copy: bytes are better written in
+    /// place.
     pub fn new(value: T) -> Self {
         const { assert!(align_of::<T>() <= ALIGN_MAX) };
         let at = slot_for(Layout::new::<T>()).cast::<T>();
@@ -72,7 +71,7 @@ impl<const N: usize> Default for Locked<[u8; N]> {
 }
 
 impl<const N: usize> From<[u8; N]> for Locked<[u8; N]> {
-    /// A copy of the bytes, which stay where they were as well.
+    /// A copy of the bytes; the original stays where it was.
     fn from(bytes: [u8; N]) -> Self {
         let mut copy = Self::default();
         copy.copy_from_slice(&bytes);
@@ -89,10 +88,10 @@ impl<const N: usize> Clone for Locked<[u8; N]> {
 }
 
 impl Locked<[u8]> {
-    /// Most bytes of one.
+    /// Largest length.
     pub const LEN_MAX: usize = SLOT_MAX;
 
-    /// So many zeros, [`LEN_MAX`](Self::LEN_MAX) at most.
+    /// `len` zeros, at most [`LEN_MAX`](Self::LEN_MAX).
     ///
     /// # Panics
     /// If there are more.
@@ -101,7 +100,7 @@ impl Locked<[u8]> {
         Self { at: NonNull::slice_from_raw_parts(slot_for(layout), len) }
     }
 
-    /// A copy of `bytes`, of which there are [`LEN_MAX`](Self::LEN_MAX) at most.
+    /// A copy of `bytes`, at most [`LEN_MAX`](Self::LEN_MAX).
     ///
     /// # Panics
     /// If there are more.
@@ -145,61 +144,61 @@ impl<T: ?Sized> Drop for Locked<T> {
     }
 }
 
-/// Shows nothing of it.
+/// Does not print the contents.
 impl<T: ?Sized> fmt::Debug for Locked<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Locked").finish_non_exhaustive()
     }
 }
 
-/// What the process has of memory for secrets.
+/// Usage of locked memory in this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KeyMemory {
-    /// Bytes in slots that hold something.
+    /// Bytes in allocated slots.
     pub used: usize,
-    /// Bytes that were asked of the kernel.
+    /// Bytes mapped.
     pub len: usize,
-    /// Bytes of these that it has locked.
+    /// Bytes of these that are locked.
     pub locked: usize,
 }
 
 impl KeyMemory {
-    /// As it is now.
+    /// The current usage.
     pub fn now() -> Self {
         POOL.with(|pool| {
             let free = pool.free.iter().enumerate().map(|(c, free)| free.len() * (SLOT_MIN << c));
-            let used = pool.len - pool.rest.1 - free.sum::<usize>();
+            let used = pool.len - pool.unused.1 - free.sum::<usize>();
             Self { used, len: pool.len, locked: pool.locked }
         })
     }
 }
 
-/// The size of slots for values of this layout.
+/// Size class of slots for values of this layout.
 fn class_of(layout: Layout) -> usize {
     let len = layout.size().max(layout.align()).max(SLOT_MIN).next_power_of_two();
     (len / SLOT_MIN).ilog2() as usize
 }
 
-/// An empty slot for a value of this layout.
+/// Allocates a slot for a value of this layout.
 fn slot_for(layout: Layout) -> NonNull<u8> {
     let class = class_of(layout);
     assert!(class < CLASSES, "{} bytes of a secret", layout.size());
-    // Not with the pool in hand, which who forks waits for.
-    watch_forks();
+    // Not under the pool's lock, which the fork handler takes.
+    register_fork_handlers();
     let (slot, refused) = POOL.with(|pool| {
         let refused = if pool.free[class].is_empty() { pool.grow(class) } else { None };
         (pool.free[class].pop(), refused)
     });
     if let Some((len, why)) = refused {
-        tell(len, &why);
+        warn_not_locked(len, &why);
     }
     slot.unwrap_or_else(|| handle_alloc_error(layout))
 }
 
-/// Tells the log once that memory is not locked.
-fn tell(len: usize, why: &std::io::Error) {
-    static TOLD: AtomicBool = AtomicBool::new(false);
-    if !TOLD.swap(true, Ordering::Relaxed) {
+/// Logs once that memory is not locked.
+fn warn_not_locked(len: usize, why: &std::io::Error) {
+    static WARNED: AtomicBool = AtomicBool::new(false);
+    if !WARNED.swap(true, Ordering::Relaxed) {
         let limit = getrlimit(Resource::RLIMIT_MEMLOCK).map_or(0, |(soft, _)| soft);
         tracing::warn!(
             "keys may get to swap space: the kernel does not lock {len} bytes for them ({why}; \
@@ -219,122 +218,122 @@ fn wipe(at: NonNull<u8>, len: usize) {
 
 /// All slots of the process.
 static POOL: Pool = Pool {
-    busy: AtomicBool::new(false),
+    is_locked: AtomicBool::new(false),
     slots: UnsafeCell::new(Slots {
         free: [const { Vec::new() }; CLASSES],
         all: [0; CLASSES],
-        rest: (NonNull::dangling(), 0),
+        unused: (NonNull::dangling(), 0),
         len: 0,
         locked: 0,
     }),
 };
 
-/// Slots, which one thread at a time looks at: also one that forks, so that its child finds them
-/// whole.
+/// Slots under a spin lock. A forking thread takes the lock, so that its child has them in a
+/// consistent state.
 struct Pool {
-    busy: AtomicBool,
+    is_locked: AtomicBool,
     slots: UnsafeCell<Slots>,
 }
 
 struct Slots {
-    /// Empty slots by size, all zeros. There is room for all that there are.
+    /// Free slots by size, all zeros. Each vector has capacity for all slots of its size.
     free: [Vec<NonNull<u8>>; CLASSES],
-    /// How many there are by size, those that hold something too.
+    /// Number of slots by size, free and allocated.
     all: [usize; CLASSES],
-    /// What of the last chunk is in no slot yet, from its start, and bytes of it.
-    rest: (NonNull<u8>, usize),
+    /// Start and length of the part of the last chunk that is not yet divided into slots.
+    unused: (NonNull<u8>, usize),
     len: usize,
     locked: usize,
 }
 
-// SAFETY: whoever reaches the slots has set `busy`, in one exchange, with acquire, and clears it
-// with release; what they point to is of no thread.
+// SAFETY: the slots are accessed only under the spin lock, taken with Acquire and released with
+// Release; they point to memory of no particular thread.
 unsafe impl Sync for Pool {}
 
 impl Pool {
-    fn begin(&self) {
-        while self.busy.swap(true, Ordering::Acquire) {
+    fn lock(&self) {
+        while self.is_locked.swap(true, Ordering::Acquire) {
             std::thread::yield_now();
         }
     }
 
-    fn end(&self) {
-        self.busy.store(false, Ordering::Release);
+    fn unlock(&self) {
+        self.is_locked.store(false, Ordering::Release);
     }
 
     fn with<T>(&self, act: impl FnOnce(&mut Slots) -> T) -> T {
-        self.begin();
+        self.lock();
         // SAFETY: one at a time is here (see `Sync`), and `act` does not come back here.
         let done = act(unsafe { &mut *self.slots.get() });
-        self.end();
+        self.unlock();
         done
     }
 }
 
 impl Slots {
-    /// Makes slots of this size, unless there is no memory. Says of how much the kernel has refused
-    /// to lock, and why.
+    /// Adds slots of this size, unless there is no memory. Returns the length that the kernel
+    /// refused to lock, and why.
     fn grow(&mut self, class: usize) -> Option<(usize, std::io::Error)> {
         let slot_len = SLOT_MIN << class;
         let (run_len, align) = (slot_len.max(RUN_LEN), slot_len.min(ALIGN_MAX));
         let gap_at = |at: NonNull<u8>| at.addr().get().next_multiple_of(align) - at.addr().get();
         let mut refused = None;
-        if gap_at(self.rest.0) + run_len > self.rest.1 {
-            self.take(self.rest.1, 0);
+        if gap_at(self.unused.0) + run_len > self.unused.1 {
+            self.carve(self.unused.1, 0);
             refused = self.map(run_len);
         }
-        let gap = gap_at(self.rest.0);
-        if gap + run_len <= self.rest.1 {
-            self.take(gap, 0);
-            self.take(run_len, class);
+        let gap = gap_at(self.unused.0);
+        if gap + run_len <= self.unused.1 {
+            self.carve(gap, 0);
+            self.carve(run_len, class);
         }
         refused
     }
 
-    /// Makes slots of this size of the next `len` bytes of the rest.
-    fn take(&mut self, len: usize, class: usize) {
+    /// Divides the next `len` unused bytes into slots of this size.
+    fn carve(&mut self, len: usize, class: usize) {
         let slot_len = SLOT_MIN << class;
-        let (at, rest_len) = self.rest;
+        let (at, unused_len) = self.unused;
         let free = &mut self.free[class];
         self.all[class] += len / slot_len;
-        // Who gives a slot back does not allocate.
+        // Freeing a slot must not allocate.
         free.reserve(self.all[class] - free.len());
-        // SAFETY: each slot is within the rest.
+        // SAFETY: each slot is within the unused part.
         free.extend((0..len / slot_len).map(|i| unsafe { at.add(i * slot_len) }));
-        // SAFETY: at most the end of the rest.
-        self.rest = (unsafe { at.add(len) }, rest_len - len);
+        // SAFETY: at most the end of the unused part.
+        self.unused = (unsafe { at.add(len) }, unused_len - len);
     }
 
-    /// Asks the kernel for a chunk of so many bytes or more, and makes it the rest.
+    /// Maps a chunk of at least `len` bytes, which becomes the unused part.
     fn map(&mut self, len: usize) -> Option<(usize, std::io::Error)> {
         let page_len = sysconf(SysconfVar::PAGE_SIZE).ok().flatten().unwrap_or(4096) as usize;
         let len = len.max(CHUNK_LEN).next_multiple_of(page_len);
-        // The slots are there for as long as the process.
+        // Never unmapped.
         let mut map = ManuallyDrop::new(MmapMut::map_anon(len).ok()?);
-        // Every kernel since 3.4 does.
+        // Supported since Linux 3.4.
         let _ = map.advise(Advice::DontDump);
         let refused = map.lock().err();
         self.len += len;
         self.locked += if refused.is_none() { len } else { 0 };
-        self.rest = (NonNull::new(map.as_mut_ptr()).expect("a mapping is not at 0"), len);
+        self.unused = (NonNull::new(map.as_mut_ptr()).expect("a mapping is not at 0"), len);
         refused.map(|why| (len, why))
     }
 }
 
 extern "C" fn before_fork() {
-    POOL.begin();
+    POOL.lock();
 }
 
 extern "C" fn after_fork() {
-    POOL.end();
+    POOL.unlock();
 }
 
-fn watch_forks() {
+fn register_fork_handlers() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: the handler for the child does one atomic store, and that before the fork waits
-        // for who looks at the slots, which takes nothing that who forks could have. They live as
-        // long as the code that registers them. It fails only for want of memory.
+        // SAFETY: the child's handler does one atomic store, and the handler before the fork waits
+        // for the pool's lock, under which no lock of the forking thread is taken. The handlers
+        // live as long as the code that registers them. The call fails only for want of memory.
         unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork)) };
     });
 }
@@ -468,7 +467,7 @@ mod tests {
         }
         let over = Arc::new(AtomicBool::new(false));
         let until = Arc::clone(&over);
-        let busy = std::thread::spawn(move || {
+        let holder = std::thread::spawn(move || {
             while !until.load(Ordering::Relaxed) {
                 drop(Locked::zeros(64));
             }
@@ -493,6 +492,6 @@ mod tests {
             assert_eq!(status, 0);
         }
         over.store(true, Ordering::Relaxed);
-        busy.join().unwrap();
+        holder.join().unwrap();
     }
 }

@@ -1,4 +1,4 @@
-//! Memory of the application and of the fabric, reached only by bounded copies.
+//! Memory of the application and of the fabric, accessed only by bounds-checked copies.
 
 mod arena;
 pub mod atomic;
@@ -22,13 +22,13 @@ pub(crate) use nt_store::{Lap, Stores};
 pub use scratch::Scratch;
 pub use span::{IOV_LIMIT, IoBuf, Span};
 
-/// A large page of every architecture that has them.
+/// Size of a transparent huge page.
 const LARGE_PAGE: usize = 2 << 20;
 
-/// Asks the kernel for large pages behind a table of `len` bytes that is used all over: an access
-/// at random then misses the translation of its address less often. The first large page stays in
-/// small ones, so that a table of which little is used costs little. Only a wish: a kernel without
-/// transparent large pages refuses it (madvise(2), `MADV_HUGEPAGE`).
+/// Advises the kernel to back a table of `len` bytes with huge pages, for fewer TLB misses at
+/// random accesses. The first huge page's worth stays in small pages, so that a sparsely used table
+/// costs little. A hint only: a kernel without transparent huge pages refuses it (madvise(2),
+/// `MADV_HUGEPAGE`).
 pub fn prefer_large_pages(table: *const u8, len: usize) {
     let start = (table.addr() + LARGE_PAGE).next_multiple_of(LARGE_PAGE);
     let end = (table.addr() + len) & !(LARGE_PAGE - 1);
@@ -39,7 +39,7 @@ pub fn prefer_large_pages(table: *const u8, len: usize) {
     }
 }
 
-/// Asks the processor to fetch the cache line at `p`, which need not be valid.
+/// Prefetches the cache line at `p`, which need not be valid.
 #[inline]
 pub fn prefetch(p: *const u8) {
     #[cfg(target_arch = "x86_64")]
@@ -51,43 +51,43 @@ pub fn prefetch(p: *const u8) {
     let _ = p;
 }
 
-/// Bytes above which a received frame is fetched before it is looked at.
-const LONG: usize = PAGE;
+/// Length above which a received frame is prefetched before it is parsed.
+const LONG_FRAME: usize = PAGE;
 
 const PAGE: usize = 4096;
 
-/// Bytes of each page that are fetched.
+/// Bytes of each page that are prefetched.
 const PAGE_START: usize = 4 * 64;
 
-/// Asks for what a copy of a long frame from `p` will begin with, and for a little of each page
-/// behind: the processor itself looks ahead within a page, once it has seen where the copy goes.
-/// What is done before the copy takes as long as to fetch a part of it. A frame of up to [`LONG`]
-/// bytes is left alone.
+/// Prefetches the start of a long frame at `p`, and a few lines of each following page: the
+/// hardware prefetcher works within a page, once it has detected the copy's direction. The work
+/// before the copy hides part of the latency. Does nothing for a frame of up to [`LONG_FRAME`]
+/// bytes.
 #[inline(always)]
 pub(crate) fn prefetch_long(p: *const u8, len: usize) {
-    if len > LONG {
+    if len > LONG_FRAME {
         prefetch_pages(p, len);
     }
 }
 
 #[inline(never)]
 fn prefetch_pages(p: *const u8, len: usize) {
-    let ask = |at: usize, bytes: usize| {
+    let prefetch_range = |at: usize, bytes: usize| {
         (0..bytes).step_by(64).for_each(|line| prefetch(p.wrapping_add(at + line)));
     };
-    ask(0, PAGE / 2);
+    prefetch_range(0, PAGE / 2);
     let mut at = PAGE - p.addr() % PAGE;
     while at + PAGE_START <= len {
-        ask(at, PAGE_START);
+        prefetch_range(at, PAGE_START);
         at += PAGE;
     }
 }
 
-/// As [`prefetch`], and takes the line away from other processors, so that it can be written.
+/// As [`prefetch`], with exclusive ownership of the line, for writing.
 #[inline(always)]
 pub(crate) fn prefetch_to_write(p: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a hint as well, which processors without it take for nothing to do.
+    // SAFETY: a hint as well, a no-op on processors without it.
     unsafe {
         std::arch::asm!("prefetchw [{}]", in(reg) p, options(nostack, readonly, preserves_flags));
     }

@@ -1,10 +1,10 @@
-//! Memory of ours that operations are made on, for what neither the application nor a frame holds.
+//! Private memory that operations can use like the application's.
 
 use std::fmt;
 
 use super::span::{IoBuf, Span};
 
-/// Bytes on the heap, reached like the application's memory: by bounded copies alone.
+/// Bytes on the heap, accessed like application memory: by bounds-checked copies.
 pub struct Scratch {
     base: *mut [u8],
 }
@@ -37,8 +37,7 @@ impl Scratch {
         self.len() == 0
     }
 
-    /// The bytes, to be lent to operations. Whoever owns the scratch keeps it until they have
-    /// ended, as an application keeps its buffers.
+    /// The bytes, lent to operations. The owner keeps the scratch until they have ended.
     pub fn io(&self) -> IoBuf {
         // SAFETY: the bytes are mapped, readable and writable as long as `self` lives, which its
         // owner sees to; no reference to them exists between `new` and `drop`.

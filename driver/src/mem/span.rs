@@ -1,8 +1,8 @@
-//! The application's memory during one operation.
+//! Descriptors of the application's memory for one operation.
 //!
-//! Whoever makes a [`Span`] promises, once, that the memory stays; everybody after that reaches it
-//! by offsets that are checked here. There is no way to borrow the bytes: a peer may be writing
-//! them through another operation at any time.
+//! The creator of a [`Span`] promises, once, that the memory stays valid; all accesses are by
+//! offsets that are checked here. The bytes cannot be borrowed: a peer may be writing them through
+//! another operation at any time.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -11,12 +11,12 @@ use std::{fmt, ptr, slice};
 use super::U128_LEN;
 use crate::hint::cold;
 
-/// Most pieces that one operation's memory may have (`iov_limit`).
+/// Most spans of one operation (`iov_limit`).
 pub const IOV_LIMIT: usize = 8;
 
 /// `len` bytes of the application's memory from `base`, lent to the fabric.
 ///
-/// Neither `Clone` nor `Copy`: it belongs to one operation, and goes when that has completed.
+/// Neither `Clone` nor `Copy`: it belongs to one operation, and is dropped when that has completed.
 #[derive(Debug)]
 pub struct Span {
     base: *mut u8,
@@ -75,20 +75,20 @@ impl Span {
         self.inside(offset, len).map(|base| Self { base, len })
     }
 
-    /// The address of its first byte, to write at most [`len`](Self::len) bytes there.
+    /// The address of its first byte, valid for [`len`](Self::len) bytes.
     #[inline(always)]
     pub(crate) fn base(&self) -> *mut u8 {
         self.base
     }
 
-    /// The address of `len` bytes at `offset`, if they are all there.
+    /// The address of `len` bytes at `offset`, if they are in range.
     #[inline(always)]
     pub(super) fn inside(&self, offset: usize, len: usize) -> Option<*mut u8> {
         let inside = offset <= self.len && len <= self.len - offset;
         if inside { Some(self.base.wrapping_add(offset)) } else { cold(None) }
     }
 
-    /// The word at `offset`, which may lie anywhere; `None` if it is not all there.
+    /// The word at `offset`, unaligned; `None` if out of range.
     #[inline(always)]
     pub fn word_at(&self, offset: usize) -> Option<u64> {
         let from = self.inside(offset, 8)?;
@@ -96,8 +96,7 @@ impl Span {
         Some(unsafe { ptr::read_unaligned(from.cast::<u64>()) })
     }
 
-    /// Writes a word to `offset`, which may lie anywhere. False, and nothing was written, if it has
-    /// no room there.
+    /// Writes a word at `offset`, unaligned. False, and nothing was written, if out of range.
     #[inline(always)]
     pub fn set_word_at(&self, offset: usize, word: u64) -> bool {
         let Some(to) = self.inside(offset, 8) else { return false };
@@ -115,8 +114,7 @@ impl Span {
         (a_in_b || b_in_a) && self.len > 0 && other.len > 0
     }
 
-    /// All of it and zeros behind, as a little-endian number; `None` if it is longer than
-    /// [`U128_LEN`].
+    /// The bytes, zero-extended, as a little-endian number; `None` if longer than [`U128_LEN`].
     #[inline(always)]
     pub fn to_u128(&self) -> Option<u128> {
         if self.len == size_of::<u64>() {
@@ -129,7 +127,8 @@ impl Span {
     }
 }
 
-/// [`Span::to_u128`] for any length. (Not of a span, which would have to lie in memory for it.)
+/// [`Span::to_u128`] for any length. Takes address and length, since a reference would force the
+/// span into memory.
 ///
 /// # Safety
 /// `len` bytes at `base` are readable.
@@ -144,12 +143,12 @@ unsafe fn to_u128_odd(base: *const u8, len: usize) -> Option<u128> {
     Some(u128::from_le_bytes(few))
 }
 
-/// The memory of one operation: 0 to [`IOV_LIMIT`] spans, used one after the other.
+/// The memory of one operation: 0 to [`IOV_LIMIT`] spans in sequence.
 pub struct IoBuf {
     len: usize,
     count: usize,
-    /// The first `count` are initialised. The others are not, since most operations have one span
-    /// and to clear eight would cost more than to describe the message.
+    /// The first `count` are initialised. The others are not: most operations have one span, and
+    /// clearing eight would cost more than describing the message.
     spans: [MaybeUninit<Span>; IOV_LIMIT],
 }
 
@@ -182,7 +181,7 @@ impl IoBuf {
         buf
     }
 
-    /// Moves to `slot`, copying no more than there is. Nothing is left here.
+    /// Moves to `slot`, copying only the used spans. Nothing is left here.
     #[inline(always)]
     pub fn move_to(&mut self, slot: &mut Self) {
         (slot.len, slot.count) = (self.len, self.count);
@@ -196,7 +195,7 @@ impl IoBuf {
         (self.len, self.count) = (0, 0);
     }
 
-    /// The memory, if it is in one piece; no memory is.
+    /// The memory, if it is contiguous; empty memory is.
     #[inline(always)]
     pub fn as_one(&self) -> Option<&Span> {
         match self.spans() {
@@ -206,7 +205,7 @@ impl IoBuf {
         }
     }
 
-    /// Takes the memory out, if it is in one piece. Nothing is left here.
+    /// Takes the memory out, if it is contiguous. Nothing is left here.
     #[inline(always)]
     pub fn take_one(&mut self) -> Option<Span> {
         let &Span { base, len } = self.as_one()?;
@@ -214,7 +213,7 @@ impl IoBuf {
         Some(Span { base, len })
     }
 
-    /// The first span, in which most operations find all they need.
+    /// The first span; most operations have no other.
     #[inline(always)]
     pub fn first(&self) -> Option<&Span> {
         self.spans().first()
@@ -253,8 +252,8 @@ impl IoBuf {
 
     /// A second description of `offset..offset + len`, for an operation that is made of several.
     ///
-    /// The memory is lent as long as the first operation has not ended, so the parts end before it:
-    /// that is for whoever makes them to see to.
+    /// The memory is lent until the first operation has ended, so the parts have to end before it;
+    /// the caller ensures that.
     ///
     /// # Panics
     /// If it is not all inside.
@@ -267,8 +266,8 @@ impl IoBuf {
         part
     }
 
-    /// A second description of all of it, as [`share`](Self::share) makes, for a call that is not
-    /// inlined: what lies in memory for it is then not the one that others look at.
+    /// A second description of all of it, as by [`share`](Self::share), for a call that is not
+    /// inlined: only the copy is spilled to memory for it, and the original stays in registers.
     #[inline(always)]
     pub fn again(&self) -> Self {
         match self.spans() {
@@ -328,8 +327,8 @@ impl IoBuf {
         self.len == 0
     }
 
-    /// The address of `len` bytes at `offset`, or `None` if there are not as many or they are not
-    /// in one span for sure (only a single span is looked at).
+    /// The address of `len` bytes at `offset`; `None` if out of range or not known to be contiguous
+    /// (more than one span).
     #[inline(always)]
     pub(crate) fn in_one_piece(&self, offset: usize, len: usize) -> Option<*const u8> {
         let [one] = self.spans() else { return None };
@@ -353,7 +352,7 @@ impl IoBuf {
         self.spans().iter().any(|a| other.spans().iter().any(|b| a.overlaps(b)))
     }
 
-    /// Whether a byte of it has an address in `range`.
+    /// Whether it has a byte with an address in `range`.
     pub fn touches(&self, range: &Range<usize>) -> bool {
         let touches = |span: &Span| {
             let (from, to) = (span.addr(), span.addr().saturating_add(span.len));

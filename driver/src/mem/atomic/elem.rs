@@ -1,4 +1,4 @@
-//! The element types: how each lies in memory and what its operations compute.
+//! The element types: representation in memory and arithmetic.
 
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
@@ -35,8 +35,8 @@ pub(super) unsafe trait Elem: Copy {
         unsafe { at.cast::<Self>().write_unaligned(self) }
     }
 
-    /// Replaces the element by `f` of it, or leaves it if `f` says `None`, in one atomic step, and
-    /// returns what it was. `None`, with nothing done, if no instruction does that for this type at
+    /// Atomically replaces the element by `f` of it, or leaves it if `f` returns `None`; returns
+    /// the old value. `None`, with nothing done, if there is no atomic instruction for this type at
     /// this address.
     ///
     /// # Safety
@@ -48,7 +48,7 @@ pub(super) unsafe trait Elem: Copy {
     }
 }
 
-/// What every type can do.
+/// Operations of every type.
 pub(super) trait Num: Elem {
     fn sum(self, other: Self) -> Self;
     fn diff(self, other: Self) -> Self;

@@ -9,7 +9,7 @@ use super::lock::{LOCAL, WideLock};
 use super::small::{Bf16, E4m3, E5m2, F16};
 use super::{AtomicOp, Datatype, Sharing, WordFold};
 
-/// Where the elements and the operands of one run lie.
+/// Addresses of the elements and operands of one run.
 #[derive(Clone, Copy)]
 pub(super) struct Part {
     /// Aligned for the type.
@@ -17,7 +17,7 @@ pub(super) struct Part {
     /// At any address, as the next two.
     pub(super) operand: *const u8,
     pub(super) compare: *const u8,
-    /// Null if nobody asks.
+    /// Null if no result is wanted.
     pub(super) result: *mut u8,
     /// Elements.
     pub(super) count: usize,
@@ -45,7 +45,7 @@ impl Part {
     }
 }
 
-/// Whether `op` means something on `ty`, on this processor: the groups of docs/atomics.md.
+/// Whether `op` is defined on `ty`, on this processor: the groups of docs/atomics.md.
 #[inline]
 pub(super) const fn has_meaning(op: AtomicOp, ty: Datatype) -> bool {
     MEANINGS[op as usize] & 1 << ty as u8 != 0
@@ -100,8 +100,8 @@ pub(super) unsafe fn combine(op: AtomicOp, ty: Datatype, part: Part, first: *con
     unsafe { exec_in(op, ty, part, From(first)) }
 }
 
-/// Executes one element, and says so, if its type is an integer of 4 or 8 bytes: as one locked
-/// instruction if `shared`, else for whoever is alone.
+/// Executes one element if its type is a 4- or 8-byte integer, and returns whether it is: by one
+/// locked instruction if `shared`, else by plain accesses.
 ///
 /// # Safety
 /// As [`exec`] with a count of 1; if `shared`, the element is aligned to its size.
@@ -206,7 +206,7 @@ fn fold<E: Ordered + Bits, const OP: usize>(words: &[u64]) -> u64 {
     sum
 }
 
-/// Changes one element for whoever is alone, and returns what it was.
+/// Updates one element by plain accesses, and returns its old value.
 ///
 /// # Safety
 /// As [`exec_word`] for elements `E`.
@@ -222,8 +222,8 @@ unsafe fn set_one<E: Ordered + Bits>(op: AtomicOp, part: Part) -> E {
     }
 }
 
-/// Changes one element among others who use the processor's atomic instructions, and returns what
-/// it was. (By itself, so that who is alone keeps nothing for the loop.)
+/// Updates one element by the processor's atomic instructions, and returns its old value. Not
+/// inlined, so that the plain path saves no registers for the loop.
 ///
 /// # Safety
 /// As [`exec_word`] for elements `E`, and `shared`.
@@ -234,7 +234,7 @@ unsafe fn swap_one<E: Ordered + Bits>(op: AtomicOp, part: Part) -> E {
     old.expect("a word aligned to its size has no lock")
 }
 
-/// What becomes of an element that is `at`; `None` if it stays.
+/// New value of an element with the value `at`; `None` if it is unchanged.
 ///
 /// # Safety
 /// As [`exec`] for elements `E` and a count of 1.
@@ -271,7 +271,7 @@ unsafe fn next<E: Ordered + Bits>(op: AtomicOp, part: Part, at: E) -> Option<E> 
     }
 }
 
-/// How an element is changed.
+/// How elements are updated.
 trait Mode {
     /// For every element in ascending order: the result is its value, and its new value is
     /// `f(index, value)`, unless that is `None`.
@@ -281,7 +281,7 @@ trait Mode {
     unsafe fn update<E: Elem>(&self, part: Part, f: impl Fn(usize, E) -> Option<E>);
 }
 
-/// By whoever is alone.
+/// Plain loads and stores, for exclusive access.
 struct Plain;
 
 impl Mode for Plain {
@@ -315,7 +315,7 @@ impl Mode for Plain {
     }
 }
 
-/// By whoever is alone, with the old values taken from elsewhere.
+/// Plain loads and stores, with the old values taken from another address.
 struct From(*const u8);
 
 /// Bytes that [`From`] computes before it stores them: no store then stands between the loads of
@@ -345,7 +345,7 @@ impl Mode for From {
     }
 }
 
-/// Among others: by one instruction where there is one, else under a lock.
+/// Atomic: by one instruction if there is one, else under a lock.
 struct Atomic<'a>(&'a dyn WideLock);
 
 impl Mode for Atomic<'_> {
@@ -369,7 +369,7 @@ impl Mode for Atomic<'_> {
     }
 }
 
-/// Updates one element under its lock and returns what it was.
+/// Updates one element under its lock and returns its old value.
 ///
 /// # Safety
 /// `E::LEN` bytes at `at` are readable and writable.

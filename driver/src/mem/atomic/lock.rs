@@ -1,19 +1,19 @@
-//! Locks for elements that no instruction changes at once.
+//! Locks for elements that are too wide for atomic instructions.
 
 use std::sync::{Mutex, PoisonError};
 
-/// Excludes whoever changes the same element: `long double`, the 16- and 32-byte complex types, and
-/// a `float complex` that is not at a multiple of 8.
+/// Mutual exclusion of atomics on the same element: `long double`, the 16- and 32-byte complex
+/// types, and a `float complex` that is not 8-byte aligned.
 ///
 /// Only atomics take the lock. A plain read of such an element by the application, or by RMA, may
 /// see half of an update.
 pub trait WideLock: Sync {
-    /// Calls `f` once, alone among all callers that gave the same `addr`, in whatever process and
-    /// wherever that process has the page: only `addr`'s place in its page of 4 KiB may count.
+    /// Calls `f` once, exclusively among all callers with the same `addr`, in whatever process and
+    /// wherever it has mapped the page: only the offset of `addr` in its 4 KiB page may count.
     fn with(&self, addr: usize, f: &mut dyn FnMut());
 }
 
-/// How many locks a table has. Elements share one if they lie in the same 64 bytes of their page.
+/// Number of locks of a table. Elements in the same 64 bytes of their page share one.
 pub(super) const STRIPES: usize = 64;
 
 /// The lock for an element at `addr`, which is the same in every mapping of its page.
@@ -21,7 +21,7 @@ pub(super) const fn stripe(addr: usize) -> usize {
     (addr % 4096) / 64 % STRIPES
 }
 
-/// Locks that only this process knows.
+/// Locks of this process only.
 #[derive(Debug)]
 pub struct LocalLocks([Mutex<()>; STRIPES]);
 

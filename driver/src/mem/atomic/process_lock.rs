@@ -1,8 +1,8 @@
-//! Locks that the processes of one domain name share.
+//! Locks shared by the processes of one domain name.
 //!
-//! fi_atomic(3) calls one domain name one actor: two processes that registered the same memory
-//! under it must be right together. The processor's instructions see to that for elements up to 8
-//! bytes; for the wider ones this is the lock.
+//! fi_atomic(3) treats one domain name as one actor: atomics of two processes on the same memory
+//! registered under it must be atomic with each other. For elements of up to 8 bytes the
+//! processor's instructions ensure that; for wider ones these locks do.
 
 use std::cell::UnsafeCell;
 use std::collections::HashMap;
@@ -26,12 +26,12 @@ use crate::file::reserve;
 
 /// The contents of the file: robust mutexes of the C library, one cache line each.
 ///
-/// Robust, because the owner may be killed at any instruction. The next one in then finds the
-/// element half changed, which is what a death in mid-update means, and goes on.
+/// Robust, because the owner may be killed at any instruction. The next owner then may find the
+/// element half updated, which is inherent in a death during an update, and continues.
 #[derive(Debug)]
 pub struct ProcessLocks {
     table: *const Table,
-    /// Held as long as the process lives, so that nobody takes the name of the file away.
+    /// Locked while the process lives, so that no other process removes the file.
     _file: Flock<File>,
 }
 
@@ -54,24 +54,26 @@ unsafe impl Send for ProcessLocks {}
 unsafe impl Sync for ProcessLocks {}
 
 impl ProcessLocks {
-    /// The locks in the file at `path`, which is made if it is not there, for this user alone.
+    /// Opens the locks in the file at `path`, which is created for this user alone if it does not
+    /// exist.
     ///
-    /// The same table for the same path, and mapped until the process ends. Belongs on a file
-    /// system in memory. The file, 4 KiB, outlives its processes. Whoever makes another beside it,
-    /// whose name is the same up to `-locks-`, removes it if none of them lives.
+    /// Returns the same table for the same path, mapped until the process ends. The path should be
+    /// on a file system in memory. The file, 4 KiB, outlives its processes. A process that creates
+    /// another file beside it, whose name is the same up to `-locks-`, removes it if no process
+    /// uses it.
     ///
     /// # Errors
     /// Those of opening, locking and mapping; `PermissionDenied` if the file is another user's or
     /// no regular file, `InvalidData` if it is no table of this version, `WouldBlock` if somebody
     /// keeps it locked.
     pub fn open(path: &Path) -> io::Result<&'static Self> {
-        static OPEN: Mutex<Option<HashMap<PathBuf, &'static ProcessLocks>>> = Mutex::new(None);
-        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        static TABLES: Mutex<Option<HashMap<PathBuf, &'static ProcessLocks>>> = Mutex::new(None);
+        let mut open = TABLES.lock().unwrap_or_else(PoisonError::into_inner);
         let open = open.get_or_insert_default();
         if let Some(locks) = open.get(path) {
             return Ok(locks);
         }
-        let file = hold(path)?;
+        let file = open_and_lock(path)?;
         let map = map(&file)?;
         let table = map.as_mut_ptr().cast::<Table>();
         // SAFETY: a word inside the mapping that nobody changes after the file has its name.
@@ -91,15 +93,15 @@ impl WideLock for ProcessLocks {
         // SAFETY: the table is mapped for ever and has `STRIPES` locks, of which `stripe` names
         // one; a raw pointer, so no reference to memory that others change.
         let mutex = unsafe { UnsafeCell::raw_get(&raw const (*self.table).locks[stripe(addr)].0) };
-        let _held = Held::take(mutex);
+        let _held = LockGuard::take(mutex);
         f();
     }
 }
 
-/// A mutex held by this thread.
-struct Held(*mut libc::pthread_mutex_t);
+/// Guard of a locked mutex.
+struct LockGuard(*mut libc::pthread_mutex_t);
 
-impl Held {
+impl LockGuard {
     fn take(mutex: *mut libc::pthread_mutex_t) -> Self {
         // SAFETY: a mutex that was initialised before its file had a name, at an address that
         // stays. This thread does not hold it: what runs under it locks nothing.
@@ -108,27 +110,27 @@ impl Held {
             // SAFETY: the mutex is robust and this thread holds it, as EOWNERDEAD says.
             error = unsafe { libc::pthread_mutex_consistent(mutex) };
         }
-        // Going on without the lock would break the other's update.
+        // Continuing without the lock would break another update.
         assert!(error == 0, "a shared lock is broken: error {error}");
         Self(mutex)
     }
 }
 
-impl Drop for Held {
+impl Drop for LockGuard {
     fn drop(&mut self) {
         // SAFETY: this thread locked it in `take`. Unlocking a held robust mutex does not fail.
         unsafe { libc::pthread_mutex_unlock(self.0) };
     }
 }
 
-/// Opens the table at `path`, made if it is not there, and holds it.
-fn hold(path: &Path) -> io::Result<Flock<File>> {
-    // Somebody else may be looking at it, or have just removed it.
+/// Opens the table at `path`, creating it if necessary, and takes a shared file lock.
+fn open_and_lock(path: &Path) -> io::Result<Flock<File>> {
+    // Another process may be checking or removing it.
     for _ in 0..1000 {
-        let file = match existing(path) {
+        let file = match open_existing(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                remove_dead_ones(path);
-                match make(path)? {
+                remove_stale_tables(path);
+                match create(path)? {
                     Some(file) => return Ok(file),
                     None => continue,
                 }
@@ -136,7 +138,7 @@ fn hold(path: &Path) -> io::Result<Flock<File>> {
             other => other?,
         };
         match Flock::lock(file, FlockArg::LockSharedNonblock) {
-            Ok(file) if is_at(&file, path) => return Ok(file),
+            Ok(file) if is_same_file(&file, path) => return Ok(file),
             Ok(_) => {}
             Err((_, Errno::EWOULDBLOCK)) => std::thread::sleep(Duration::from_millis(1)),
             Err((_, errno)) => return Err(errno.into()),
@@ -145,9 +147,9 @@ fn hold(path: &Path) -> io::Result<Flock<File>> {
     Err(io::ErrorKind::WouldBlock.into())
 }
 
-/// Removes the tables beside `path` that no living process holds. Whatever cannot be looked at
-/// stays, and so do drafts.
-fn remove_dead_ones(path: &Path) {
+/// Removes the tables beside `path` that no living process has locked. Files that cannot be checked
+/// stay, as do drafts.
+fn remove_stale_tables(path: &Path) {
     const KIND: &str = "-locks-";
     let name = |path: &Path| path.file_name().and_then(OsStr::to_str).map(str::to_owned);
     let Some(own) = name(path) else { return };
@@ -156,23 +158,23 @@ fn remove_dead_ones(path: &Path) {
     let others = entries.filter_map(|entry| Some(entry.ok()?.path()));
     let alike = |name: &String| name.starts_with(prefix) && !name.contains('.') && *name != own;
     for other in others.filter(|other| name(other).as_ref().is_some_and(alike)) {
-        let Ok(file) = existing(&other) else { continue };
+        let Ok(file) = open_existing(&other) else { continue };
         let Ok(file) = Flock::lock(file, FlockArg::LockExclusiveNonblock) else { continue };
-        // As long as it is locked and has this name, nobody else takes the name away.
-        if is_at(&file, &other) {
+        // While it is locked under this name, no other process removes the name.
+        if is_same_file(&file, &other) {
             let _ = fs::remove_file(&other);
         }
     }
 }
 
-/// Whether `file` is what `path` names.
-fn is_at(file: &File, path: &Path) -> bool {
+/// Whether `path` names `file`.
+fn is_same_file(file: &File, path: &Path) -> bool {
     let (Ok(file), Ok(named)) = (file.metadata(), fs::symlink_metadata(path)) else { return false };
     (file.dev(), file.ino()) == (named.dev(), named.ino())
 }
 
 /// Opens the table of this user at `path`.
-fn existing(path: &Path) -> io::Result<File> {
+fn open_existing(path: &Path) -> io::Result<File> {
     let file =
         OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(path)?;
     let meta = file.metadata()?;
@@ -186,18 +188,19 @@ fn existing(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Puts a table with all locks free at `path` and holds it. `None` if somebody else was first.
+/// Creates a table with all locks free at `path`, and takes a shared file lock. `None` if another
+/// process was first.
 ///
-/// It is made under another name and gets its own when it is complete and held: nobody sees half of
-/// it, and nobody takes it for a dead one.
-fn make(path: &Path) -> io::Result<Option<Flock<File>>> {
+/// It is created as a draft under another name, and linked to its own when it is complete and
+/// locked: no process sees a partial table, or takes it for a stale one.
+fn create(path: &Path) -> io::Result<Option<Flock<File>>> {
     static SERIAL: AtomicU32 = AtomicU32::new(0);
     let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
     let mut draft = path.as_os_str().to_owned();
     draft.push(format!(".{}.{serial}", std::process::id()));
     let file =
         OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&draft)?;
-    let named = fill(&file).and_then(|()| {
+    let named = init_table(&file).and_then(|()| {
         let file = Flock::lock(file, FlockArg::LockSharedNonblock).map_err(|(_, errno)| errno)?;
         match fs::hard_link(&draft, path) {
             Ok(()) => Ok(Some(file)),
@@ -209,8 +212,8 @@ fn make(path: &Path) -> io::Result<Option<Flock<File>>> {
     named
 }
 
-/// Writes a fresh table.
-fn fill(file: &File) -> io::Result<()> {
+/// Initialises a table.
+fn init_table(file: &File) -> io::Result<()> {
     reserve(file, 0, size_of::<Table>())?;
     let map = map(file)?;
     let table = map.as_mut_ptr().cast::<Table>();
@@ -260,15 +263,15 @@ mod tests {
             for _ in 0..2 {
                 scope.spawn(|| {
                     while !over.load(Ordering::Relaxed) {
-                        remove_dead_ones(&other);
+                        remove_stale_tables(&other);
                     }
                 });
             }
             let user = scope.spawn(|| {
                 let start = Instant::now();
                 while start.elapsed() < Duration::from_secs(1) {
-                    let file = hold(&path).unwrap();
-                    assert!(is_at(&file, &path), "its name was taken away");
+                    let file = open_and_lock(&path).unwrap();
+                    assert!(is_same_file(&file, &path), "its name was taken away");
                 }
             });
             let end = user.join();
