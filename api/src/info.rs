@@ -14,7 +14,7 @@ pub use barewire_dataplane::seal::KEYS_MAX;
 use barewire_dataplane::seal::{KEY_MAX, KEY_MIN};
 use barewire_dataplane::types::EpAddr;
 use barewire_driver::mem::{IOV_LIMIT, Locked};
-pub use barewire_driver::open::{Device, PciPlace};
+pub use barewire_driver::open::{Device, PciAddress};
 use barewire_driver::port::{PortCaps, Station};
 
 use crate::addr::resolve;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use barewire_driver::backend::switch::Switch;
 use barewire_driver::clock::now_ns;
-use barewire_driver::open::{Serving, open_switch};
+use barewire_driver::open::{SwitchAccess, open_switch};
 
 use crate::end::{End, Made, RawEnd};
 
@@ -51,7 +51,7 @@ impl Node {
         let far = RawEnd::open(&spec("server"), memory)?;
         let (nic, switch) = match switched {
             true => {
-                let switch = open_switch(&spec("client"), &Serving::default());
+                let switch = open_switch(&spec("client"), &SwitchAccess::default());
                 let nic = format!("{},switch=yes", spec("client"));
                 (nic, Some(switch.map_err(|why| why.to_string())?))
             }

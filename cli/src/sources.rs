@@ -191,7 +191,7 @@ impl Sources {
             }
             let known = match stats::publisher_of(&file) {
                 Ok(who) => {
-                    let is_one = who.alive && open::is_on(&who.port_name, &self.name);
+                    let is_one = who.alive && open::is_same_device(&who.port_name, &self.name);
                     (is_one && is_here(&who)).then_some(Known { who, failed: None })
                 }
                 Err(why) if why.kind() == io::ErrorKind::Unsupported => {

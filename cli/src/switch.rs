@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use barewire::stats::switch::SwitchPublisher;
 use barewire_driver::backend::switch::{ServedUsers, StationCounters, Switch};
 use barewire_driver::error::OpenError;
-use barewire_driver::open::{self, Serving};
+use barewire_driver::open::{self, SwitchAccess};
 use barewire_driver::port::PortCaps;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signalfd::SignalFd;
@@ -200,14 +200,14 @@ fn tell_room(limit: u64) {
 }
 
 /// Whom the switch is to serve.
-fn serving(args: &SwitchArgs) -> Result<Serving, Fail> {
+fn serving(args: &SwitchArgs) -> Result<SwitchAccess, Fail> {
     let users: Result<Vec<u32>, Fail> = args.user.iter().map(|name| user(name)).collect();
     let served_users = match (&args.group, users?) {
         (Some(name), _) => Some(ServedUsers::Group(group(name)?)),
         (None, users) if users.is_empty() => None,
         (None, users) => Some(ServedUsers::Users(users)),
     };
-    Ok(Serving { served_users, apart: args.apart, per_user: Some(args.per_user.into()) })
+    Ok(SwitchAccess { served_users, apart: args.apart, per_user: Some(args.per_user.into()) })
 }
 
 /// The number of a user, given by name or number.
@@ -225,7 +225,7 @@ fn group(name: &str) -> Result<u32, Fail> {
 }
 
 /// The same in words.
-fn whom(serving: &Serving) -> String {
+fn whom(serving: &SwitchAccess) -> String {
     match serving.served_users() {
         ServedUsers::None => "this user".to_owned(),
         ServedUsers::All => "every user".to_owned(),

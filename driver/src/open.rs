@@ -1,5 +1,6 @@
-//! Ports by name: `shm`, `shm:job7,mtu=9000`, `fault(loss=0.01,seed=7):shm:job7`, and by a pattern
-//! that names one on each node ([`choose`]): `udp:10.1.0.0/16`, `afpacket:en*|udp:en*`.
+//! Parsing of port names and opening of ports: `shm`, `shm:job7,mtu=9000`,
+//! `fault(loss=0.01,seed=7):shm:job7`, and patterns that select a port on each node ([`choose`]):
+//! `udp:10.1.0.0/16`, `afpacket:en*|udp:en*`.
 
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -25,12 +26,12 @@ mod vlan;
 mod wires;
 
 pub use choice::choose;
-pub use device::{Device, PciPlace, device, is_on};
+pub use device::{Device, PciAddress, device, is_same_device};
 pub use mark::{Mark, with_mark};
 pub use place::{kind_and_device, udp_place, with_udp_port};
 pub use spec::PortInfo;
-use spec::{Outer, bad, no_option, pair, parse, wrapped};
-pub use switch::{Serving, check_switch, open_switch, open_through_switch, switch_socket};
+use spec::{Encapsulation, bad_spec, no_option, parse, split_option, split_wrapper};
+pub use switch::{SwitchAccess, check_switch, open_switch, open_through_switch, switch_socket};
 
 /// Opens the port that `spec` names.
 ///
@@ -41,55 +42,57 @@ pub use switch::{Serving, check_switch, open_switch, open_through_switch, switch
 ///   `ring=1024` (frames that can wait); `stations=all` takes frames to every number behind its
 ///   MAC; with `qdisc=yes` frames leave through the queueing discipline. See
 ///   [`AfPacketSettings`](crate::backend::afpacket::AfPacketSettings).
-/// - `xdp:eth0` is a network interface past the kernel's stack, which keeps its driver, with
-///   `queue=0`, `queue=0-3` or `queue=free`, `mode=native` or `mode=generic`, `zerocopy=no` or
-///   `zerocopy=yes`, `busypoll=yes`, `mac=`, `mtu=` and `ring=1024` (a power of two) after a comma.
-///   See [`XdpSettings`](crate::backend::xdp::XdpSettings).
-/// - `vfio:0000:05:00.0` is a NIC of its own, by its PCI address, with `mac=`, `mtu=9000`, `rx=512`
-///   and `tx=512` (buffers) after a comma. See
+/// - `xdp:eth0` is a network interface by AF_XDP: it bypasses the kernel's stack and keeps the
+///   kernel's driver. Options after a comma: `queue=0`, `queue=0-3` or `queue=free`, `mode=native`
+///   or `mode=generic`, `zerocopy=no` or `zerocopy=yes`, `busypoll=yes`, `mac=`, `mtu=` and
+///   `ring=1024` (a power of two). See [`XdpSettings`](crate::backend::xdp::XdpSettings).
+/// - `vfio:0000:05:00.0` is a NIC driven in user space, by its PCI address, with `mac=`,
+///   `mtu=9000`, `rx=512` and `tx=512` (buffers) after a comma. See
 ///   [`VfioSettings`](crate::backend::vfio::VfioSettings).
 /// - `udp:10.0.0.1` or `udp:10.0.0.1:50000` carries frames inside UDP from that address of this
 ///   host (or of that interface: `udp:eth0`), with `mtu=` as an option. So do
 ///   `udp:[2001:db8::a01:107]/96` and `udp:eth0/96` by IPv6, to hosts whose addresses begin with
 ///   the same 96 bits. See
 ///   [`UdpSettings`](crate::backend::udp::UdpSettings).
-/// - `memif:/run/vpp/memif.sock` or `memif:@job7` joins another process by shared memory, VPP or
-///   DPDK's, with `role=server`, `id=0`, `secret=`, `rsize=10`, `bsize=2048`, `mtu=`, `mac=`,
+/// - `memif:/run/vpp/memif.sock` or `memif:@job7` is a memif to another process, such as VPP or a
+///   DPDK program, with `role=server`, `id=0`, `secret=`, `rsize=10`, `bsize=2048`, `mtu=`, `mac=`,
 ///   `crc=yes` and `lossless=yes` after a comma. See
 ///   [`MemifSettings`](crate::backend::memif::MemifSettings).
-/// - `fault(loss=0.01,dup=0.001,reorder=0.01,corrupt=0.001,seed=7):PORT` spoils what `PORT` sends;
-///   every option may be left out, and there are `delay_us=50`, `mtu=1500` and `hold=256` besides.
-///   See [`FaultSettings`].
-/// - `pcap(file=PATH):PORT` records what passes `PORT`.
-/// - `ip(10.1.1.7/24,gw=10.1.1.1):PORT` sends the datagrams of `udp:` by `PORT`, past the kernel:
-///   `afpacket`, `xdp`, `vfio`, `dpdk` or `memif`. There are `port=50000`, `ttl=64`, `dscp=46`,
-///   `ecn=no`, `sum=yes` and `mtu=1458` besides. An IPv6 address stands in brackets:
-///   `ip([2001:db8::a01:107]/96):PORT`. See [`IpSettings`](crate::backend::ip::IpSettings).
-/// - `vlan(100,pcp=3):PORT` puts a VLAN tag on the frames of such a `PORT`, in which `ip(...):` may
-///   stand before it. See [`VlanSettings`](crate::backend::vlan::VlanSettings).
-/// - `dpdk:net_tap0,iface=bw0` is a device of DPDK by its name, with what its driver is told, in
-///   builds with the feature `dpdk`. Options of ours stand before it, as in `dpdk(mtu=9000):...`;
-///   see `DpdkSettings`.
+/// - `fault(loss=0.01,dup=0.001,reorder=0.01,corrupt=0.001,seed=7):PORT` injects faults into the
+///   frames that `PORT` sends. All options are optional; further ones are `delay_us=50`, `mtu=1500`
+///   and `hold=256`. See [`FaultSettings`].
+/// - `pcap(file=PATH):PORT` captures the frames of `PORT`.
+/// - `ip(10.1.1.7/24,gw=10.1.1.1):PORT` sends the datagrams of `udp:` by `PORT`, which bypasses the
+///   kernel's IP stack: `afpacket`, `xdp`, `vfio`, `dpdk` or `memif`. Further options:
+///   `port=50000`, `ttl=64`, `dscp=46`, `ecn=no`, `sum=yes` and `mtu=1458`. An IPv6 address is
+///   written in brackets: `ip([2001:db8::a01:107]/96):PORT`. See
+///   [`IpSettings`](crate::backend::ip::IpSettings).
+/// - `vlan(100,pcp=3):PORT` adds a VLAN tag to the frames of such a `PORT`; it may be wrapped by
+///   `ip(...):`. See [`VlanSettings`](crate::backend::vlan::VlanSettings).
+/// - `dpdk:net_tap0,iface=bw0` is a DPDK device by its name and device arguments, in builds with
+///   the feature `dpdk`. Options of the port precede the colon, as in `dpdk(mtu=9000):...`; see
+///   `DpdkSettings`.
 /// - All of these but `shm` have the option `near=yes` (among DPDK's in the parentheses, elsewhere
 ///   after a comma): processes of this user in this network namespace that have it too are reached
-///   through shared memory. `near=shm:job7` names another segment than theirs. `fault(...)` spoils
-///   the other frames only. See [`Near`](crate::backend::near::Near).
+///   through shared memory. `near=shm:job7` selects another segment than the node's. `fault(...)`
+///   does not affect frames through memory. See [`Near`](crate::backend::near::Near).
 /// - Devices that one process owns (`afpacket`, `xdp`, `vfio`, `memif`, `dpdk`) have the option
 ///   `switch=yes`, in the same place: frames go through the [`Switch`](crate::backend::switch) of
-///   this user that owns the device. `promisc=yes` (but for `memif`) receives frames to every
-///   address.
-/// - Several with `|` between them, and patterns, are what [`choose`] makes of them.
+///   this user that owns the device. `promisc=yes` (but for `memif`) enables promiscuous mode.
+/// - Alternatives separated by `|`, and patterns, are resolved by [`choose`].
 ///
 /// # Errors
-/// [`OpenError`]; nothing is left behind, but a capture's file that was made before `PORT` failed.
+/// [`OpenError`]; nothing is left behind, except for a capture file that was created before `PORT`
+/// failed.
 pub fn open(spec: &str) -> Result<Box<dyn Port>, OpenError> {
     open_as_written(&choose(spec)?, false)
 }
 
-/// As [`open`], for a program that shares its node with others: `switch=yes` if a switch owns the
-/// device, and `near=yes` for a port that leaves the node, unless `spec` says otherwise. Those that
-/// lead to one other process have no near side unasked: `memif`, and virtual devices of DPDK. If
-/// the segment cannot be joined the log says why, and the port is opened without.
+/// As [`open`], for a program that shares its node with others. Defaults: `switch=yes` if a switch
+/// owns the device, and `near=yes` for a port that leaves the node, unless `spec` says otherwise.
+/// Ports that lead to one other process (`memif`, virtual devices of DPDK) have no near side by
+/// default. If the node's segment cannot be joined, the reason is logged and the port opens without
+/// it.
 ///
 /// # Errors
 /// As there.
@@ -98,12 +101,12 @@ pub fn open_in_node(spec: &str) -> Result<Box<dyn Port>, OpenError> {
     let port = open_device(&device, true)?;
     match near {
         Some(near) => near.join(port),
-        None if near::leaves(&device) => Ok(near::join_node(port)),
+        None if near::is_external(&device) => Ok(near::join_node_segment(port)),
         None => Ok(port),
     }
 }
 
-/// Opens a port with a near side if `spec` says so.
+/// Opens a port, with a near side if `spec` says so.
 fn open_as_written(spec: &str, in_node: bool) -> Result<Box<dyn Port>, OpenError> {
     let (device, near) = near::split(spec)?;
     let port = open_device(&device, in_node)?;
@@ -113,57 +116,57 @@ fn open_as_written(spec: &str, in_node: bool) -> Result<Box<dyn Port>, OpenError
     }
 }
 
-/// Opens a port without a near side, or one that is inside of a record. `in_node`: through a switch
+/// Opens a port without a near side, or a port inside of `pcap(...)`. `in_node`: through a switch
 /// that owns the device, if there is one and `spec` does not say otherwise.
 fn open_device(spec: &str, in_node: bool) -> Result<Box<dyn Port>, OpenError> {
     let kind = near::kind_of(spec);
     let (device, through) = switch::split(spec, in_node)?;
     let refusal = match switch::join(&device, through)? {
-        switch::Way::Switch(port) => return Ok(port),
-        switch::Way::Device => None,
-        switch::Way::Refused(why) => Some(why),
+        switch::Attachment::Switch(port) => return Ok(port),
+        switch::Attachment::Device => None,
+        switch::Attachment::Refused(why) => Some(why),
     };
-    match (open_itself(&device, kind, in_node), refusal) {
+    match (open_without_switch(&device, kind, in_node), refusal) {
         (Ok(port), Some(why)) => {
             tracing::warn!("opened without the switch: {why}");
             Ok(port)
         }
-        // What helps is the switch's word.
+        // The switch's error has the remedy.
         (Err(own), Some(why)) if [libc::EPERM, libc::EACCES].contains(&own.errno()) => Err(why),
         (opened, _) => opened,
     }
 }
 
-/// Opens what [`open_device`] opens if no switch owns it.
-fn open_itself(spec: &str, kind: &str, in_node: bool) -> Result<Box<dyn Port>, OpenError> {
+/// As [`open_device`], if no switch owns the device.
+fn open_without_switch(spec: &str, kind: &str, in_node: bool) -> Result<Box<dyn Port>, OpenError> {
     match kind {
         "shm" => Ok(Box::new(ShmPort::open(&shm_settings(spec)?)?)),
         "udp" => wires::udp(spec),
         "ip" => ip::open(spec, |inner, place| {
-            open_below(inner, Outer { place: Some(place), vlan: None })
+            open_encapsulated(inner, Encapsulation { place: Some(place), vlan: None })
         }),
-        "vlan" => open_below(spec, Outer::default()),
+        "vlan" => open_encapsulated(spec, Encapsulation::default()),
         "fault" => fault(spec, |inner| open_device(inner, in_node)),
         "pcap" => pcap(spec, |inner| open_as_written(inner, in_node)),
-        _ => ip::device(spec, Outer::default()),
+        _ => ip::device(spec, Encapsulation::default()),
     }
 }
 
-/// Opens a port that takes what `outer` says.
-fn open_below(spec: &str, outer: Outer) -> Result<Box<dyn Port>, OpenError> {
+/// Opens a port whose frames have the encapsulation `encap`.
+fn open_encapsulated(spec: &str, encap: Encapsulation) -> Result<Box<dyn Port>, OpenError> {
     match near::kind_of(spec) {
-        "fault" => fault(spec, |inner| open_below(inner, outer)),
-        "pcap" => pcap(spec, |inner| open_below(inner, outer)),
-        "vlan" => {
-            vlan::open(spec, |inner, id| open_below(inner, Outer { vlan: Some(id), ..outer }))
-        }
-        _ => ip::device(spec, outer),
+        "fault" => fault(spec, |inner| open_encapsulated(inner, encap)),
+        "pcap" => pcap(spec, |inner| open_encapsulated(inner, encap)),
+        "vlan" => vlan::open(spec, |inner, id| {
+            open_encapsulated(inner, Encapsulation { vlan: Some(id), ..encap })
+        }),
+        _ => ip::device(spec, encap),
     }
 }
 
 #[cfg(feature = "dpdk")]
 fn dpdk(spec: &str) -> Result<Box<dyn Port>, OpenError> {
-    let settings = crate::backend::dpdk::parse(spec).map_err(|why| bad(spec, why))?;
+    let settings = crate::backend::dpdk::parse(spec).map_err(|why| bad_spec(spec, why))?;
     Ok(Box::new(crate::backend::dpdk::DpdkPort::open(&settings)?))
 }
 
@@ -171,12 +174,12 @@ fn fault(
     spec: &str,
     open: impl FnOnce(&str) -> Result<Box<dyn Port>, OpenError>,
 ) -> Result<Box<dyn Port>, OpenError> {
-    let (wrapper, options, inner) = wrapped(spec)?;
+    let (wrapper, options, inner) = split_wrapper(spec)?;
     let settings = fault_settings(wrapper, options)?;
     let inner = open(inner)?;
     if inner.caps().near_mtu != 0 {
         let why = "near= cannot stand behind both; write pcap(file=...):fault(...):PORT";
-        return Err(bad(spec, why));
+        return Err(bad_spec(spec, why));
     }
     let fault = Fault::new(inner, settings, wrapper);
     let max = fault.caps().mtu;
@@ -193,25 +196,25 @@ fn pcap(
     pcap::recorded(open(inner)?, Path::new(path), wrapper).map_err(os)
 }
 
-/// How `spec` begins, the file of its capture, and the port that is recorded.
+/// The wrapper's text, the capture file, and the captured port.
 fn pcap_parts(spec: &str) -> Result<(&str, &str, &str), OpenError> {
-    let (wrapper, options, inner) = wrapped(spec)?;
+    let (wrapper, options, inner) = split_wrapper(spec)?;
     let path = options.strip_prefix("file=").filter(|path| !path.is_empty());
-    let path = path.ok_or_else(|| bad(wrapper, "write pcap(file=PATH):PORT"))?;
+    let path = path.ok_or_else(|| bad_spec(wrapper, "write pcap(file=PATH):PORT"))?;
     Ok((wrapper, path, inner))
 }
 
-/// Whether [`open`] would open `spec` now, as far as can be seen without it: nothing is made, bound
-/// or taken. What only the attempt shows, such as a UDP port that is in use, is not looked for.
-/// Costs a few system calls.
+/// Checks whether [`open`] would succeed, as far as possible without opening: nothing is created,
+/// bound or acquired. Failures that only the attempt shows, such as a UDP port in use, are not
+/// found. Costs a few system calls.
 ///
 /// # Errors
-/// What [`open`] would say.
+/// As [`open`].
 pub fn check(spec: &str) -> Result<(), OpenError> {
     check_one(&choose(spec)?)
 }
 
-/// As [`check`], of a port that is named without a choice.
+/// As [`check`], for a name without alternatives.
 fn check_one(spec: &str) -> Result<(), OpenError> {
     let (device, near) = near::split(spec)?;
     check_device(&device)?;
@@ -221,7 +224,7 @@ fn check_one(spec: &str) -> Result<(), OpenError> {
 fn check_device(spec: &str) -> Result<(), OpenError> {
     let kind = near::kind_of(spec);
     let (device, through) = switch::split(spec, true)?;
-    if switch::is_there(&device, through)? {
+    if switch::exists(&device, through)? {
         return Ok(());
     }
     let spec = device.as_str();
@@ -233,32 +236,31 @@ fn check_device(spec: &str) -> Result<(), OpenError> {
         "memif" => memif::check(spec),
         "vfio" => nics::check(spec),
         #[cfg(feature = "dpdk")]
-        "dpdk" => crate::backend::dpdk::parse(spec).map(drop).map_err(|why| bad(spec, why)),
+        "dpdk" => crate::backend::dpdk::parse(spec).map(drop).map_err(|why| bad_spec(spec, why)),
         "fault" => {
-            let (wrapper, options, inner) = wrapped(spec)?;
+            let (wrapper, options, inner) = split_wrapper(spec)?;
             fault_settings(wrapper, options)?;
             check_device(inner)
         }
         "pcap" => check_one(pcap_parts(spec)?.2),
         "ip" => check_device(&ip::parts(spec)?.1),
         "vlan" => check_device(&vlan::parts(spec)?.2),
-        _ => Err(unknown(spec, kind)),
+        _ => Err(unknown_kind(spec, kind)),
     }
 }
 
-/// Whether this build has the kind of port that `spec` names, behind whatever wraps it: whether
-/// [`open`] could open it if everything else is right.
+/// Whether this build supports the kind of port that `spec` names, whatever wraps it.
 pub fn is_known(spec: &str) -> bool {
     let known = |one: &str| {
         let device = place::device_of(one).unwrap_or("");
         let kind = near::kind_of(device);
-        choice::is_open(one) || BUILT.iter().any(|built| built.0 == kind)
+        choice::has_choice(one) || DEVICE_KINDS.iter().any(|built| built.0 == kind)
     };
     choice::alternatives(spec).into_iter().any(known)
 }
 
-/// Kinds of devices that this build has, and how one is written.
-const BUILT: &[(&str, &str)] = &[
+/// Kinds of devices in this build, and how each is written.
+const DEVICE_KINDS: &[(&str, &str)] = &[
     ("shm", "shm or shm:NAME"),
     ("vfio", "vfio:PCI-ADDRESS"),
     ("afpacket", "afpacket:INTERFACE"),
@@ -269,8 +271,8 @@ const BUILT: &[(&str, &str)] = &[
     ("dpdk", "dpdk:DEVICE"),
 ];
 
-/// What else a port's name begins with, and how it is written.
-const OTHERS: &[(&str, &str)] = &[
+/// Other prefixes of port names, and how each is written.
+const OTHER_KINDS: &[(&str, &str)] = &[
     ("auto", "auto"),
     ("ip", "ip(ADDRESS/BITS):PORT"),
     ("vlan", "vlan(ID):PORT"),
@@ -280,29 +282,29 @@ const OTHERS: &[(&str, &str)] = &[
     ("dpdk", "dpdk:DEVICE in builds with --features dpdk"),
 ];
 
-/// Joins the segment that `spec` names (`shm` or `shm:NAME`) to see what passes on it.
+/// Joins the segment that `spec` names (`shm` or `shm:NAME`) to capture its frames.
 ///
 /// # Errors
 /// [`OpenError`]; nothing is left behind.
 pub fn monitor(spec: &str) -> Result<Monitor, OpenError> {
     match near::kind_of(spec) {
         "shm" => Monitor::open(&shm_settings(spec)?),
-        _ => Err(bad(spec, "only a segment shows what others send: write shm or shm:NAME")),
+        _ => Err(bad_spec(spec, "only a segment shows what others send: write shm or shm:NAME")),
     }
 }
 
-/// The ports that this machine offers, and the kinds that it does not, with the reason.
+/// The ports that this machine offers, and the unavailable kinds with the reason.
 pub fn list() -> Vec<PortInfo> {
     let mut ports = vec![PortInfo {
         spec: "shm".into(),
         what: "Ethernet segment between this user's processes, in /dev/shm".into(),
-        why_not: shm_why_not(Path::new("/dev/shm")),
+        why_not: shm_unavailable_reason(Path::new("/dev/shm")),
     }];
     let prefix = format!("barewire-{}-", nix::unistd::geteuid());
     let dir = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();
     let mut names: Vec<String> = dir.filter_map(|e| e.file_name().into_string().ok()).collect();
     names.sort();
-    // Locks of regions, which processes of a port share, are no segment.
+    // Lock tables of regions are no segments.
     let is_listed = |name: &&str| *name != "default" && !name.starts_with("locks-");
     for name in names.iter().filter_map(|n| n.strip_prefix(&prefix)).filter(is_listed) {
         let what = match name {
@@ -317,11 +319,11 @@ pub fn list() -> Vec<PortInfo> {
         ports.push(PortInfo { spec, what: what.into(), why_not: None });
     }
     ports.extend(wires::list());
-    ports.push(memif::kind());
-    ports.push(ip::kind());
-    ports.push(vlan::kind());
+    ports.push(memif::kind_info());
+    ports.push(ip::kind_info());
+    ports.push(vlan::kind_info());
     ports.extend(nics::list());
-    for &(kind, what) in NOT_BUILT {
+    for &(kind, what) in MISSING_KINDS {
         let why_not = Some("not part of this build; use shm".into());
         ports.push(PortInfo { spec: kind.into(), what: what.into(), why_not });
     }
@@ -334,13 +336,13 @@ pub fn list() -> Vec<PortInfo> {
     ports
 }
 
-/// Kinds that this build knows of and does not have.
-const NOT_BUILT: &[(&str, &str)] = &[
+/// Kinds that are not compiled in.
+const MISSING_KINDS: &[(&str, &str)] = &[
     #[cfg(not(feature = "dpdk"))]
     ("dpdk", "a NIC driven by DPDK"),
 ];
 
-fn shm_why_not(dir: &Path) -> Option<String> {
+fn shm_unavailable_reason(dir: &Path) -> Option<String> {
     use nix::unistd::{AccessFlags, access};
     let at = dir.display();
     if let Err(errno) = access(dir, AccessFlags::W_OK | AccessFlags::X_OK) {
@@ -348,7 +350,7 @@ fn shm_why_not(dir: &Path) -> Option<String> {
     }
     let stat = nix::sys::statvfs::statvfs(dir).ok()?;
     let free = stat.blocks_available().saturating_mul(stat.fragment_size());
-    // What a segment of default sizes takes with one pair that talks.
+    // Memory of a segment of default sizes with one active pair.
     let need = 1 << 20;
     let is_short = stat.blocks() > 0 && free < need;
     is_short.then(|| format!("{at} has {free} bytes free; mount -o remount,size=1G {at}"))
@@ -356,7 +358,7 @@ fn shm_why_not(dir: &Path) -> Option<String> {
 
 fn fault_settings(spec: &str, options: &str) -> Result<FaultSettings, OpenError> {
     let mut settings = FaultSettings::default();
-    for (key, value) in options.split(',').filter(|part| !part.is_empty()).map(pair) {
+    for (key, value) in options.split(',').filter(|part| !part.is_empty()).map(split_option) {
         match key {
             "loss" => settings.loss = probability(spec, value)?,
             "dup" => settings.dup = probability(spec, value)?,
@@ -380,38 +382,44 @@ fn probability(spec: &str, value: &str) -> Result<f64, OpenError> {
     if (0.0..=1.0).contains(&p) {
         return Ok(p);
     }
-    Err(bad(spec, format!("{value} is no probability; write 0 to 1, such as 0.01 for one in 100")))
+    Err(bad_spec(
+        spec,
+        format!("{value} is no probability; write 0 to 1, such as 0.01 for one in 100"),
+    ))
 }
 
-fn unknown(spec: &str, kind: &str) -> OpenError {
+fn unknown_kind(spec: &str, kind: &str) -> OpenError {
     match kind {
-        "dpdk" => bad(
+        "dpdk" => bad_spec(
             spec,
             "dpdk is not part of this build; build barewire with --features dpdk, or write shm",
         ),
-        "loopback" => bad(spec, "loopback joins ports of one program only; write shm or shm:NAME"),
-        _ if links().iter().any(|link| link.name == spec) => {
-            bad(spec, format!("an interface, and no port; write afpacket:{spec} or udp:{spec}"))
+        "loopback" => {
+            bad_spec(spec, "loopback joins ports of one program only; write shm or shm:NAME")
         }
+        _ if links().iter().any(|link| link.name == spec) => bad_spec(
+            spec,
+            format!("an interface, and no port; write afpacket:{spec} or udp:{spec}"),
+        ),
         _ if spec.split('/').next().is_some_and(|ip| ip.parse::<Ipv4Addr>().is_ok()) => {
-            bad(spec, format!("an address, and no port; write udp:{spec}"))
+            bad_spec(spec, format!("an address, and no port; write udp:{spec}"))
         }
-        _ => bad(spec, format!("no such kind of port; write {}", kinds(kind))),
+        _ => bad_spec(spec, format!("no such kind of port; write {}", suggest_kinds(kind))),
     }
 }
 
-/// How the kinds of this build are written, the one first that is spelled most like `typed`.
-fn kinds(typed: &str) -> String {
-    let mut kinds = [BUILT, OTHERS].concat();
+/// How the kinds of this build are written, sorted by similarity to `typed`.
+fn suggest_kinds(typed: &str) -> String {
+    let mut kinds = [DEVICE_KINDS, OTHER_KINDS].concat();
     if !typed.is_empty() {
-        // Of several as far away the order of the list.
-        kinds.sort_by_key(|(kind, _)| distance(typed, kind));
+        // Stable: equal distances keep the order of the list.
+        kinds.sort_by_key(|(kind, _)| edit_distance(typed, kind));
     }
     kinds.iter().map(|(_, written)| *written).collect::<Vec<_>>().join(", ")
 }
 
-/// Letters to be added, taken out or changed to make `b` of `a`, of which no more than 32 count.
-fn distance(a: &str, b: &str) -> usize {
+/// Edit distance (Levenshtein) of the first 32 letters.
+fn edit_distance(a: &str, b: &str) -> usize {
     let a: Vec<char> = a.chars().take(32).collect();
     let mut row: Vec<usize> = (0..=a.len()).collect();
     for (i, there) in b.chars().enumerate() {
@@ -434,9 +442,12 @@ fn shm_settings(spec: &str) -> Result<ShmSettings, OpenError> {
     if !name.is_empty() {
         settings.name = name.to_owned();
     } else if spec.ends_with(':') {
-        return Err(bad(spec, "a name is missing; write shm for the default segment, or shm:job7"));
+        return Err(bad_spec(
+            spec,
+            "a name is missing; write shm for the default segment, or shm:job7",
+        ));
     }
-    for (key, value) in parts.map(pair) {
+    for (key, value) in parts.map(split_option) {
         match key {
             "mac" => settings.station = Some(parse(spec, value)?),
             "mtu" => settings.mtu = Some(parse(spec, value)?),
@@ -671,9 +682,11 @@ mod tests {
     fn list_names_every_kind_with_a_reason() {
         let ports = list();
         assert_eq!(ports[0].spec, "shm");
-        for (kind, _) in NOT_BUILT {
+        for (kind, _) in MISSING_KINDS {
             assert!(ports.iter().any(|p| p.spec == *kind && p.why_not.is_some()));
         }
-        assert!(shm_why_not(Path::new("/nonexistent")).unwrap().contains("mount -t tmpfs"));
+        assert!(
+            shm_unavailable_reason(Path::new("/nonexistent")).unwrap().contains("mount -t tmpfs")
+        );
     }
 }

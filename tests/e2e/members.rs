@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use barewire::flags::{Access, Caps};
 use barewire::*;
-use barewire_driver::open::{Serving, open_switch};
+use barewire_driver::open::{SwitchAccess, open_switch};
 use barewire_tests::rng::Rng;
 
 use crate::supervisor::Worker;
@@ -309,7 +309,7 @@ pub(crate) fn all_to_all(
 pub(crate) fn run_switch() {
     let orders = orders();
     let port = std::env::var("BAREWIRE_E2E_PORT").unwrap();
-    let mut switch = open_switch(&port, &Serving::default()).unwrap();
+    let mut switch = open_switch(&port, &SwitchAccess::default()).unwrap();
     say("ADDR switch");
     let mut idle = 0;
     loop {

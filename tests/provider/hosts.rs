@@ -9,7 +9,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-use barewire_driver::open::{Serving, open_switch};
+use barewire_driver::open::{SwitchAccess, open_switch};
 use barewire_tests::cluster::Cluster;
 use barewire_tests::nodes::{FABRIC, or_skip};
 
@@ -141,7 +141,7 @@ const SERVED_WITHIN: Duration = Duration::from_secs(1);
 #[test]
 fn switch_process() {
     let Ok(port) = std::env::var(SWITCH) else { return };
-    let mut switch = open_switch(&port, &Serving::default()).unwrap();
+    let mut switch = open_switch(&port, &SwitchAccess::default()).unwrap();
     println!("@@up");
     let (mut idle, mut forwarded, mut says) = (0, 0, true);
     let begun = std::time::Instant::now();

@@ -9,7 +9,7 @@ use barewire_benches::{Args, Report, Row, Sample};
 use barewire_driver::backend::switch::Switch;
 use barewire_driver::clock::now_ns;
 use barewire_driver::frame::{ETHERTYPE, RxFrame, TxFrame, address};
-use barewire_driver::open::{Serving, open, open_switch};
+use barewire_driver::open::{SwitchAccess, open, open_switch};
 use barewire_driver::port::{Port, Tx};
 
 /// How a case goes: through a switch or not, towards the wire or from it, and how many frames are
@@ -153,7 +153,7 @@ impl Line {
         let client = format!("{name},role=client,{options}");
         let (switch, station) = match switched {
             true => {
-                let switch = open_switch(&client, &Serving::default()).map_err(told)?;
+                let switch = open_switch(&client, &SwitchAccess::default()).map_err(told)?;
                 (Some(switch), open(&format!("{client},switch=yes")).map_err(told)?)
             }
             false => (None, open(&client).map_err(told)?),

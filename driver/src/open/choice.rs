@@ -1,34 +1,34 @@
-//! One name for all nodes: patterns instead of an interface or an address, and preferences.
+//! Patterns and alternatives in port names, so that one name serves all nodes.
 //!
-//! `PORT|PORT|...` is the first of them that would open. Instead of an interface, `afpacket:`,
-//! `xdp:` and `udp:` take a pattern of names (`en*`, where `*` and `?` stand for any letters and
-//! any one) and a network (`10.1.0.0/16`): then it is the first interface that has the name, or
-//! another name, or an address in it. With `/96` behind it an address, a network or an interface of
-//! `udp:` is one of IPv6 (`[2001:db8::]/96`, `eth0/96`, `en*/96`). `auto` is `afpacket` on an
-//! interface that is up and has an address, or `udp` there, or `shm`; `auto:PATTERN` is the first
-//! two on such interfaces.
+//! `PORT|PORT|...` is the first port that would open. Instead of an interface, `afpacket:`, `xdp:`
+//! and `udp:` accept a glob pattern (`en*`, with `*` and `?`) or a network (`10.1.0.0/16`): the
+//! first interface whose name, alternative name or address matches. A suffix `/96` selects IPv6 for
+//! an address, network or interface of `udp:` (`[2001:db8::]/96`, `eth0/96`, `en*/96`). `auto` is
+//! `afpacket` on an interface that is up and has an address, or `udp` there, or `shm`;
+//! `auto:PATTERN` is the first two on matching interfaces.
 
 use std::net::{IpAddr, Ipv4Addr};
 
 use super::place::{HostText, device_of, split_place};
-use super::spec::bad;
+use super::spec::bad_spec;
 use crate::backend::inet::{Prefix, addresses, host_bits, host_text};
 use crate::backend::netdev::{Link, alt_names, links};
 use crate::error::OpenError;
 
-/// Kinds of ports that are named by an interface, or by an address of one.
+/// Kinds of ports that accept patterns.
 const KINDS: &[&str] = &["afpacket", "udp", "xdp"];
 
-/// Those that `auto` tries, in this order: they need nothing of the interface.
+/// Kinds that `auto` tries, in this order: they have no requirements on the interface.
 const AUTO: &[&str] = &["afpacket", "udp"];
 
-/// The port that `spec` names here: itself, unless it has a pattern or several to choose from. Then
-/// the log says which it is and why. Costs the system calls of [`check`](super::check) for each.
+/// Resolves `spec` to a port of this node. Returns `spec` itself unless it has a pattern or
+/// alternatives; otherwise logs the result and why others were refused. Costs the system calls of
+/// [`check`](super::check) for each.
 ///
 /// # Errors
-/// None of them would open; why each does not, or which interfaces there are.
+/// None of them would open: the reason of each, or the list of interfaces.
 pub fn choose(spec: &str) -> Result<String, OpenError> {
-    if !is_open(spec) {
+    if !has_choice(spec) {
         return Ok(spec.to_owned());
     }
     let mut refused = Vec::new();
@@ -52,16 +52,16 @@ pub fn choose(spec: &str) -> Result<String, OpenError> {
         return Err(refused.remove(0));
     }
     let each: Vec<String> = refused.iter().map(ToString::to_string).collect();
-    Err(bad(spec, each.join("; ")))
+    Err(bad_spec(spec, each.join("; ")))
 }
 
-/// Whether [`choose`] has something to choose.
-pub(super) fn is_open(spec: &str) -> bool {
+/// Whether `spec` has a pattern or alternatives.
+pub(super) fn has_choice(spec: &str) -> bool {
     alternatives(spec).len() > 1
         || device_of(spec).is_some_and(|device| pattern_in(device).is_some())
 }
 
-/// The ports between bars; those in parentheses belong to a wrapper.
+/// Splits at `|` outside of parentheses.
 pub(super) fn alternatives(spec: &str) -> Vec<&str> {
     let (mut depth, mut from, mut all) = (0_usize, 0, Vec::new());
     for (at, c) in spec.char_indices() {
@@ -79,23 +79,22 @@ pub(super) fn alternatives(spec: &str) -> Vec<&str> {
     all
 }
 
-/// What stands for several interfaces.
+/// A pattern that matches interfaces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Pattern<'a> {
-    /// Names; `*` and `?` stand for any letters and any one. Their IPv6 addresses are meant, or
-    /// those of IPv4.
+    /// A glob of interface names, and whether their IPv6 rather than IPv4 addresses are used.
     Names(&'a str, bool),
-    /// An address and how many of its bits count.
+    /// An IPv4 network and its prefix length.
     Network(Ipv4Addr, u32),
-    /// What the addresses of IPv6 begin with.
+    /// An IPv6 prefix of 96 bits.
     Prefix(Prefix),
-    /// Whatever is up and has an address.
+    /// Any interface that is up and has an address.
     Any,
-    /// A network that is none.
-    Wrong(&'a str),
+    /// An invalid network.
+    Invalid(&'a str),
 }
 
-/// The kind of a device, its pattern, and what stands behind that.
+/// The kind of a device, its pattern, and the rest behind the pattern.
 fn pattern_in(device: &str) -> Option<(&str, Pattern<'_>, &str)> {
     let (place, options) = device.split_at(device.find(',').unwrap_or(device.len()));
     let (kind, place) = place.split_once(':').unwrap_or((place, ""));
@@ -108,53 +107,55 @@ fn pattern_in(device: &str) -> Option<(&str, Pattern<'_>, &str)> {
     // A UDP port may follow.
     let (host, port) = split_place(place);
     let end = place.len() - port.map_or(0, |port| port.len() + 1);
-    let behind = &device[device.len() - options.len() - (place.len() - end)..];
-    Some((kind, pattern_of(kind, host, &place[..end])?, behind))
+    let suffix = &device[device.len() - options.len() - (place.len() - end)..];
+    Some((kind, pattern_of(kind, host, &place[..end])?, suffix))
 }
 
-/// The pattern that `host` of a port of this kind is; `text` is how it is written.
+/// Parses `host` of a port of this kind as a pattern; `text` is how it was written.
 fn pattern_of<'a>(kind: &str, host: HostText<'a>, text: &'a str) -> Option<Pattern<'a>> {
-    let is_open = kind == "auto" || host.host.contains(['*', '?']);
+    let has_choice = kind == "auto" || host.host.contains(['*', '?']);
     let ip: Option<IpAddr> = host.host.parse().ok();
     match (host.bits, ip) {
         (Some("96"), Some(ip @ IpAddr::V6(_))) if host.in_brackets => {
-            // That of a host is one address.
+            // With host bits it is an address, not a network.
             let is_net = host_bits(ip).is_unspecified();
             is_net.then_some(Pattern::Prefix(Prefix::of(ip)))
         }
         (Some(bits), Some(IpAddr::V4(ip))) if !host.in_brackets => match bits.parse() {
             Ok(bits @ 0..=32) => Some(Pattern::Network(ip, bits)),
-            _ => Some(Pattern::Wrong(text)),
+            _ => Some(Pattern::Invalid(text)),
         },
-        (Some("96"), None) if is_open && !host.in_brackets => Some(Pattern::Names(host.host, true)),
+        (Some("96"), None) if has_choice && !host.in_brackets => {
+            Some(Pattern::Names(host.host, true))
+        }
         (Some("96"), None) if kind == "udp" && !host.host.contains('.') => None,
-        (None, _) if is_open && !host.in_brackets => Some(Pattern::Names(host.host, false)),
+        (None, _) if has_choice && !host.in_brackets => Some(Pattern::Names(host.host, false)),
         (None, _) => None,
-        (Some(_), _) => Some(Pattern::Wrong(text)),
+        (Some(_), _) => Some(Pattern::Invalid(text)),
     }
 }
 
-/// The ports that one name stands for here, itself if it has no pattern.
+/// Expands a pattern to the matching ports of this node; a name without a pattern to itself.
 fn expand(spec: &str) -> Result<Vec<String>, OpenError> {
     let device = device_of(spec).unwrap_or("");
-    let Some((kind, pattern, behind)) = pattern_in(device) else {
+    let Some((kind, pattern, suffix)) = pattern_in(device) else {
         return Ok(vec![spec.to_owned()]);
     };
-    if let Pattern::Wrong(text) = pattern {
+    if let Pattern::Invalid(text) = pattern {
         let why = format!("\"{text}\" is no network; write 10.1.0.0/16, or [2001:db8::]/96");
-        return Err(bad(spec, why));
+        return Err(bad_spec(spec, why));
     }
     let wrapper = &spec[..spec.len() - device.len()];
-    let fits = matching(&pattern);
+    let fits = matching_links(&pattern);
     let mut found = Vec::new();
     for kind in if kind == "auto" { AUTO } else { std::slice::from_ref(&kind) } {
         for (link, ip) in &fits {
             match (*kind, ip) {
                 ("udp", Some(ip)) => {
-                    found.push(format!("{wrapper}udp:{}{behind}", host_text(*ip)));
+                    found.push(format!("{wrapper}udp:{}{suffix}", host_text(*ip)));
                 }
                 ("udp", None) => {}
-                _ => found.push(format!("{wrapper}{kind}:{}{behind}", link.name)),
+                _ => found.push(format!("{wrapper}{kind}:{}{suffix}", link.name)),
             }
         }
     }
@@ -162,12 +163,12 @@ fn expand(spec: &str) -> Result<Vec<String>, OpenError> {
         found.push(format!("{wrapper}shm"));
     }
     match found.is_empty() {
-        true => Err(bad(spec, nothing_matches(spec))),
+        true => Err(bad_spec(spec, no_match_message(spec))),
         false => Ok(found),
     }
 }
 
-fn nothing_matches(spec: &str) -> String {
+fn no_match_message(spec: &str) -> String {
     let here = addresses();
     let list = links().into_iter().map(|link| {
         let ips = here.iter().filter(|(name, _)| *name == link.name);
@@ -178,22 +179,24 @@ fn nothing_matches(spec: &str) -> String {
     format!("no interface of this host fits {spec}; there are {list}")
 }
 
-/// The interfaces that a pattern names, by the kernel's number, each with the address that fits.
-fn matching(pattern: &Pattern<'_>) -> Vec<(Link, Option<IpAddr>)> {
+/// The matching interfaces, sorted by index, each with its matching address.
+fn matching_links(pattern: &Pattern<'_>) -> Vec<(Link, Option<IpAddr>)> {
     let (here, others) = (addresses(), alt_names());
     let fit = |link: Link| {
         let mut ips = here.iter().filter(|(name, _)| *name == link.name).map(|(_, ip)| *ip);
         let ip = match pattern {
             Pattern::Network(net, bits) => {
-                let fits =
-                    |ip: &IpAddr| Prefix::V4.host(*ip).is_some_and(|ip| is_in(ip, *net, *bits));
+                let fits = |ip: &IpAddr| {
+                    Prefix::V4.host(*ip).is_some_and(|ip| is_in_network(ip, *net, *bits))
+                };
                 Some(ips.find(fits)?)
             }
             Pattern::Prefix(prefix) => Some(ips.find(|ip| prefix.contains(*ip))?),
             Pattern::Names(names, is_v6) => {
                 let mut also = others.iter().filter(|(index, _)| *index == link.index);
-                let by_name = glob(names, &link.name) || also.any(|(_, name)| glob(names, name));
-                // A pattern means NICs: whoever wants lo says so.
+                let by_name = matches_glob(names, &link.name)
+                    || also.any(|(_, name)| matches_glob(names, name));
+                // Loopback is matched only by patterns that begin with lo.
                 if !by_name || link.is_loopback && !names.starts_with("lo") {
                     return None;
                 }
@@ -207,16 +210,16 @@ fn matching(pattern: &Pattern<'_>) -> Vec<(Link, Option<IpAddr>)> {
     links().into_iter().filter_map(fit).collect()
 }
 
-fn is_in(ip: Ipv4Addr, net: Ipv4Addr, bits: u32) -> bool {
+fn is_in_network(ip: Ipv4Addr, net: Ipv4Addr, bits: u32) -> bool {
     let mask = u32::MAX.checked_shl(32 - bits).unwrap_or(0);
     u32::from(ip) & mask == u32::from(net) & mask
 }
 
-/// Whether `name` is what a pattern says.
-fn glob(pattern: &str, name: &str) -> bool {
+/// Whether `name` matches the glob `pattern`.
+fn matches_glob(pattern: &str, name: &str) -> bool {
     let (pattern, name) = (pattern.as_bytes(), name.as_bytes());
     let (mut p, mut n) = (0, 0);
-    // Where the last `*` is, and how much of the name it took.
+    // Position of the last `*`, and the length that it matched.
     let mut star: Option<(usize, usize)> = None;
     while n < name.len() {
         match pattern.get(p) {
@@ -253,12 +256,12 @@ mod tests {
             ("*s0*1", "enp3s0f12", false),
             ("a*b*c", "aXbXbXc", true),
         ] {
-            assert_eq!(glob(pattern, name), fits, "{pattern} {name}");
+            assert_eq!(matches_glob(pattern, name), fits, "{pattern} {name}");
         }
         let net = Ipv4Addr::new(10, 1, 0, 0);
-        assert!(is_in(Ipv4Addr::new(10, 1, 255, 1), net, 16));
-        assert!(!is_in(Ipv4Addr::new(10, 2, 0, 1), net, 16));
-        assert!(is_in(Ipv4Addr::new(192, 0, 2, 1), net, 0) && is_in(net, net, 32));
+        assert!(is_in_network(Ipv4Addr::new(10, 1, 255, 1), net, 16));
+        assert!(!is_in_network(Ipv4Addr::new(10, 2, 0, 1), net, 16));
+        assert!(is_in_network(Ipv4Addr::new(192, 0, 2, 1), net, 0) && is_in_network(net, net, 32));
     }
 
     #[test]
@@ -267,12 +270,16 @@ mod tests {
         assert_eq!(alternatives("pcap(file=a|b):udp:x | shm"), ["pcap(file=a|b):udp:x", "shm"]);
         assert_eq!(alternatives(""), [""]);
         for spec in ["udp:10.0.0.1", "udp:10.0.0.1:52000,near=yes", "afpacket:eth0,mtu=9000"] {
-            assert!(!is_open(spec) && choose(spec).unwrap() == spec, "{spec}");
+            assert!(!has_choice(spec) && choose(spec).unwrap() == spec, "{spec}");
         }
         for spec in ["", "fault(", "shm:x", "memif:/run/x?.sock", "vfio:05:00.0", "rocket:*"] {
-            assert!(!is_open(spec) && choose(spec).unwrap() == spec, "{spec}");
+            assert!(!has_choice(spec) && choose(spec).unwrap() == spec, "{spec}");
         }
-        assert!(is_open("udp:127.0.0.0/8") && is_open("fault():afpacket:e*") && is_open("auto"));
+        assert!(
+            has_choice("udp:127.0.0.0/8")
+                && has_choice("fault():afpacket:e*")
+                && has_choice("auto")
+        );
     }
 
     /// Goal: no text panics, and what has no pattern stays as it was written.
@@ -314,14 +321,14 @@ mod tests {
         let mut open = 0;
         for _ in 0..100_000 {
             let spec: String = (0..next(10)).map(|_| PIECES[next(PIECES.len())]).collect();
-            open += usize::from(is_open(&spec));
-            if !is_open(&spec) {
+            open += usize::from(has_choice(&spec));
+            if !has_choice(&spec) {
                 assert_eq!(choose(&spec).unwrap(), spec);
             }
             for one in alternatives(&spec) {
                 let device = device_of(one).unwrap_or("");
-                if let Some((kind, _, behind)) = pattern_in(device) {
-                    assert!(device.starts_with(kind) && device.ends_with(behind), "{spec}");
+                if let Some((kind, _, suffix)) = pattern_in(device) {
+                    assert!(device.starts_with(kind) && device.ends_with(suffix), "{spec}");
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! What is known of the device under a port, from its name and the machine's own lists.
+//! Properties of the device below a port, from its name, sysfs and netlink.
 
 use std::net::IpAddr;
 
@@ -12,45 +12,44 @@ use crate::backend::netdev::link_and_driver;
 use crate::backend::vfio::survey;
 use crate::port::MacAddr;
 
-/// The device under a port. What nobody says is `None`, 0 or empty.
+/// The device below a port. Unknown properties are `None`, 0 or empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Device {
-    /// The kernel's interface, else the PCI address, else the file of a segment or of a memif's
-    /// socket, else DPDK's name of it.
+    /// Name of the network interface, else the PCI address, else the file of a segment or memif
+    /// socket, else DPDK's name.
     pub name: String,
-    /// Its own address, whatever address the port is given.
+    /// The device's own MAC address, whatever the port's is.
     pub mac: Option<MacAddr>,
-    /// The IP address of a port inside of UDP.
+    /// IP address of a port over UDP.
     pub ip: Option<IpAddr>,
-    /// Bytes after the Ethernet header that the device carries; of a segment, that a port on it
-    /// does.
+    /// MTU of the device; of a segment, that of its ports.
     pub mtu: usize,
-    /// Bit/s.
+    /// Link speed, bit/s.
     pub bps: u64,
-    /// Whether it is switched on. Memory has no such state.
+    /// Whether it is administratively up. `None` for memory.
     pub is_up: Option<bool>,
-    /// Whether it has a carrier; none while it is switched off.
+    /// Whether it has a carrier; false while it is down.
     pub has_carrier: Option<bool>,
-    /// The driver that has it.
+    /// Name of the kernel driver.
     pub driver: Option<String>,
-    /// The version of its firmware.
+    /// Firmware version.
     pub firmware: Option<String>,
-    /// Where it is on the PCI bus.
-    pub pci: Option<PciPlace>,
-    /// PCI numbers of vendor, device and revision.
+    /// PCI address.
+    pub pci: Option<PciAddress>,
+    /// PCI vendor id, device id and revision.
     pub ids: Option<[u16; 3]>,
 }
 
 impl Device {
-    /// One of which nothing else is known.
+    /// A device of which only the name is known.
     fn named(name: &str) -> Self {
         Self { name: name.to_owned(), ..Self::default() }
     }
 }
 
-/// A place on the PCI bus.
+/// A PCI address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PciPlace {
+pub struct PciAddress {
     /// Domain.
     pub domain: u32,
     /// Bus.
@@ -61,8 +60,8 @@ pub struct PciPlace {
     pub function: u8,
 }
 
-impl PciPlace {
-    /// The place that `bdf` says, as `0000:05:00.0`; `None` if it says none.
+impl PciAddress {
+    /// Parses an address such as `0000:05:00.0`; `None` if it is invalid.
     pub fn parse(bdf: &str) -> Option<Self> {
         let full = full_address(bdf)?;
         let (rest, function) = full.split_once('.')?;
@@ -75,10 +74,10 @@ impl PciPlace {
     }
 }
 
-/// Whether the port of this machine whose name is `port` is on the device that `spec` names,
-/// whatever stands around either: of `udp`, whether its IP address is that, and its UDP port if
-/// `spec` has one. Asks the kernel if `spec` is `udp` and names an interface.
-pub fn is_on(port: &str, spec: &str) -> bool {
+/// Whether the port named `port` and `spec` are on the same device, whatever wraps either. For
+/// `udp`: the same IP address, and the same UDP port if `spec` has one. Queries the kernel if
+/// `spec` is `udp` and names an interface.
+pub fn is_same_device(port: &str, spec: &str) -> bool {
     let (Some(port), Some(device)) = (device_of(port), device_of(spec)) else { return false };
     match (kind_of(port), kind_of(device)) {
         ("udp", "udp") => match (udp_place(port), udp_place(device)) {
@@ -91,9 +90,8 @@ pub fn is_on(port: &str, spec: &str) -> bool {
     }
 }
 
-/// The device under the port that `spec` names, behind whatever wraps it and if it is no pattern.
-/// Opens and changes nothing; some ten system calls. A `spec` that means nothing has a device of
-/// which nothing is known.
+/// The device below the port that `spec` names, whatever wraps it; `spec` must be no pattern. Opens
+/// and changes nothing; about ten system calls. An invalid `spec` gives an unknown device.
 pub fn device(spec: &str) -> Device {
     let device = device_of(spec).unwrap_or("");
     let ip = udp_place(spec).map(|(ip, _)| ip);
@@ -103,8 +101,8 @@ pub fn device(spec: &str) -> Device {
         "shm" => segment(device),
         "afpacket" | "xdp" => interface(first),
         "udp" => ip.and_then(interface_of).map_or_else(Device::default, |on| interface(&on)),
-        "vfio" => at_pci(&first.to_ascii_lowercase()),
-        "dpdk" => at_pci(name.split(',').next().unwrap_or("")),
+        "vfio" => pci_device(&first.to_ascii_lowercase()),
+        "dpdk" => pci_device(name.split(',').next().unwrap_or("")),
         "memif" => Device::named(first),
         _ => Device::default(),
     };
@@ -124,13 +122,13 @@ fn interface_of(ip: IpAddr) -> Option<String> {
     addresses().into_iter().find(|(_, other)| *other == ip).map(|(name, _)| name)
 }
 
-/// A device of the kernel's.
+/// A network interface.
 fn interface(name: &str) -> Device {
     let Some((link, info)) = link_and_driver(name) else {
         return Device::named(name);
     };
-    // The kernel shows no other kind of bus with such addresses.
-    let card = info.bus.as_deref().map(at_pci).filter(|card| card.ids.is_some());
+    // Only PCI buses have addresses of this form.
+    let card = info.bus.as_deref().map(pci_device).filter(|card| card.ids.is_some());
     Device {
         name: link.name,
         mac: Some(link.mac).filter(|mac| *mac != MacAddr::default()),
@@ -144,15 +142,15 @@ fn interface(name: &str) -> Device {
     }
 }
 
-/// A device by its PCI address, if that is what `name` is.
-fn at_pci(name: &str) -> Device {
+/// A PCI device, if `name` is a PCI address.
+fn pci_device(name: &str) -> Device {
     let bdf = full_address(name).unwrap_or_default();
     let Some(ids) = survey::ids_of(&bdf).filter(|_| !bdf.is_empty()) else {
         return Device::named(name);
     };
     Device {
         driver: survey::driver_at(&bdf),
-        pci: PciPlace::parse(&bdf),
+        pci: PciAddress::parse(&bdf),
         ids: Some(ids),
         name: bdf,
         ..Device::default()
@@ -186,13 +184,13 @@ mod tests {
             ("memif:@job7", "memif:@job8", false),
             ("fault(", "fault(", false),
         ] {
-            assert_eq!(is_on(port, spec), is, "{port} on {spec}");
+            assert_eq!(is_same_device(port, spec), is, "{port} on {spec}");
         }
     }
 
     #[test]
     fn a_place_on_the_bus_is_read() {
-        let is = |domain, bus, device, function| Some(PciPlace { domain, bus, device, function });
+        let is = |domain, bus, device, function| Some(PciAddress { domain, bus, device, function });
         for (text, place) in [
             ("0000:05:00.0", is(0, 5, 0, 0)),
             ("81:1f.7", is(0, 0x81, 31, 7)),
@@ -202,7 +200,7 @@ mod tests {
             ("eth0", None),
             ("", None),
         ] {
-            assert_eq!(PciPlace::parse(text), place, "{text}");
+            assert_eq!(PciAddress::parse(text), place, "{text}");
         }
     }
 
@@ -222,11 +220,11 @@ mod tests {
         let card = survey::nics().into_iter().find(|nic| !nic.interfaces.is_empty());
         let Some(card) = card else { return };
         let is = device(&format!("afpacket:{}", card.interfaces[0]));
-        assert_eq!(is.pci, PciPlace::parse(&card.bdf));
+        assert_eq!(is.pci, PciAddress::parse(&card.bdf));
         assert_eq!(is.ids.map(|[vendor, device, _]| (vendor, device)), Some(card.id));
         let is = device(&format!("vfio:{}", card.bdf));
         assert_eq!((is.name, is.driver), (card.bdf.clone(), card.driver));
-        assert_eq!((is.pci, is.is_up), (PciPlace::parse(&card.bdf), None));
+        assert_eq!((is.pci, is.is_up), (PciAddress::parse(&card.bdf), None));
     }
 
     #[test]

@@ -1,23 +1,24 @@
-//! Names of ports that put IP and UDP around frames: `ip(10.1.1.7/24,gw=10.1.1.1):PORT`,
+//! Names of ports with IP and UDP encapsulation: `ip(10.1.1.7/24,gw=10.1.1.1):PORT`,
 //! `ip([2001:db8::a01:107]/112,gw=fe80::1):PORT`.
 
 use std::net::{IpAddr, SocketAddr};
 
 use super::near::{kind_of, options};
 use super::place::HostText;
-use super::spec::{Outer, PortInfo, bad, behind, no_option, pair, parse, wrapped, yes_or_no};
+use super::spec::{
+    Encapsulation, PortInfo, bad_spec, no_option, parse, skip_wrappers, split_option,
+    split_wrapper, yes_or_no,
+};
 use super::{nics, switch, wires};
 use crate::backend::ip::{AddressClaim, Ip, IpSettings};
 use crate::error::OpenError;
 use crate::port::Port;
 
-/// Kinds of ports that can be below, and how the kernel of the host stands beside them: it hears
-/// what they hear.
+/// Kinds of ports that can be below, and whether the host's kernel receives the same frames.
 pub(super) const BELOW: &[(&str, bool)] =
     &[("afpacket", true), ("xdp", true), ("vfio", false), ("dpdk", false), ("memif", false)];
 
-/// Opens `ip(ADDRESS/PREFIX,...):PORT`, in which `below` opens a port that wraps others or that no
-/// kernel stands beside.
+/// Opens `ip(ADDRESS/PREFIX,...):PORT`; `below` opens `PORT`.
 pub(super) fn open(
     spec: &str,
     below: impl Fn(&str, SocketAddr) -> Result<Box<dyn Port>, OpenError>,
@@ -28,42 +29,42 @@ pub(super) fn open(
     Ok(Box::new(Ip::open(&settings, claim, port)?))
 }
 
-/// What `spec` says: the port's settings, the port below, without the options of a port that
-/// stands alone, and whether the kernel is beside that.
+/// Parses `spec`: the settings, the port below without options of a stand-alone port, and whether
+/// the host's kernel receives its frames.
 pub(super) fn parts(spec: &str) -> Result<(IpSettings, String, bool), OpenError> {
-    let (wrapper, list, inner) = wrapped(spec)?;
+    let (wrapper, list, inner) = split_wrapper(spec)?;
     let settings = settings(wrapper, list)?;
     settings.check()?;
-    let at = device_in(inner);
+    let at = inner_device_offset(inner);
     let (before, device) = inner.split_at(at);
     let kind = kind_of(device);
     let Some((_, beside_kernel)) = BELOW.iter().find(|(below, _)| *below == kind) else {
         let why = "ip() stands around a port that writes Ethernet frames: afpacket:, xdp:, vfio:, \
                    dpdk: or memif:";
-        return Err(bad(spec, why));
+        return Err(bad_spec(spec, why));
     };
     let (device, through) = switch::split(device, false)?;
-    if through == switch::Choice::Yes {
-        return Err(bad(spec, "ip() takes the device itself; leave out switch=yes"));
+    if through == switch::SwitchOption::Yes {
+        return Err(bad_spec(spec, "ip() takes the device itself; leave out switch=yes"));
     }
-    has_none_of(spec, &device, &["stations", "promisc", "ethertype"])?;
+    refuse_options(spec, &device, &["stations", "promisc", "ethertype"])?;
     Ok((settings, format!("{before}{device}"), *beside_kernel))
 }
 
-/// Refuses options of `device` that are for frames of the fabric as they are.
-pub(super) fn has_none_of(spec: &str, device: &str, names: &[&str]) -> Result<(), OpenError> {
+/// Refuses options of `device` that apply only to frames without encapsulation.
+pub(super) fn refuse_options(spec: &str, device: &str, names: &[&str]) -> Result<(), OpenError> {
     for name in names {
         if options(device).1.split(',').any(|part| part.split('=').next() == Some(name)) {
             let why = format!("{name}= is for frames of the fabric with nothing around them");
-            return Err(bad(spec, why));
+            return Err(bad_spec(spec, why));
         }
     }
     Ok(())
 }
 
-/// Where the device begins, behind what spoils, records or tags the frames below.
-pub(super) fn device_in(inner: &str) -> usize {
-    behind(inner, &["fault(", "pcap(", "vlan("]).unwrap_or(inner.len())
+/// Offset of the device in `inner`, behind its wrappers.
+pub(super) fn inner_device_offset(inner: &str) -> usize {
+    skip_wrappers(inner, &["fault(", "pcap(", "vlan("]).unwrap_or(inner.len())
 }
 
 fn settings(spec: &str, list: &str) -> Result<IpSettings, OpenError> {
@@ -72,10 +73,10 @@ fn settings(spec: &str, list: &str) -> Result<IpSettings, OpenError> {
     let (ip, len) = address.split_once('/').ok_or_else(|| {
         let why = "which address? write ip(10.1.1.7/24):PORT, with the bits of its network, or \
                    ip([2001:db8::a01:107]/96):PORT";
-        bad(spec, why)
+        bad_spec(spec, why)
     })?;
     let mut settings = IpSettings::at(ip_in(spec, ip)?, parse(spec, len)?);
-    for (key, value) in parts.map(pair) {
+    for (key, value) in parts.map(split_option) {
         match key {
             "gw" => settings.gateway = Some(ip_in(spec, value)?),
             "port" => settings.port = Some(parse(spec, value)?),
@@ -93,7 +94,7 @@ fn settings(spec: &str, list: &str) -> Result<IpSettings, OpenError> {
     Ok(settings)
 }
 
-/// An IP address, one of IPv6 in brackets or without.
+/// An IPv4 or IPv6 address; IPv6 with or without brackets.
 fn ip_in(spec: &str, text: &str) -> Result<IpAddr, OpenError> {
     match HostText::of(text) {
         HostText { host, in_brackets, bits: None } if in_brackets || host.contains(':') => {
@@ -103,8 +104,8 @@ fn ip_in(spec: &str, text: &str) -> Result<IpAddr, OpenError> {
     }
 }
 
-/// What the list of ports says.
-pub(super) fn kind() -> PortInfo {
+/// Entry of the list of ports.
+pub(super) fn kind_info() -> PortInfo {
     let why_not = "name address, router and port: ip(10.1.1.7/24,gw=10.1.1.1):afpacket:eth0";
     PortInfo {
         spec: "ip".into(),
@@ -113,16 +114,16 @@ pub(super) fn kind() -> PortInfo {
     }
 }
 
-/// Opens a device that takes what `outer` says.
-pub(super) fn device(spec: &str, outer: Outer) -> Result<Box<dyn Port>, OpenError> {
+/// Opens a device for frames with the encapsulation `encap`.
+pub(super) fn device(spec: &str, encap: Encapsulation) -> Result<Box<dyn Port>, OpenError> {
     match kind_of(spec) {
-        "afpacket" => wires::afpacket(spec, outer),
-        "xdp" => wires::xdp(spec, outer),
+        "afpacket" => wires::afpacket(spec, encap),
+        "xdp" => wires::xdp(spec, encap),
         "vfio" => nics::vfio(spec),
         "memif" => super::memif::open(spec),
         #[cfg(feature = "dpdk")]
         "dpdk" => super::dpdk(spec),
-        kind => Err(super::unknown(spec, kind)),
+        kind => Err(super::unknown_kind(spec, kind)),
     }
 }
 

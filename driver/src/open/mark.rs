@@ -1,20 +1,20 @@
-//! How networks are told of a traffic class: marks in the frames of a port.
+//! Traffic classes of networks: DSCP and VLAN priority in the frames of a port.
 
 use super::choice::choose;
-use super::spec::behind;
+use super::spec::skip_wrappers;
 use crate::error::OpenError;
 
-/// The marks of a class, for what a port has room for.
+/// DSCP and PCP of a traffic class, for the headers that a port has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
     /// Differentiated services code point of datagrams, 0 to 63.
     pub dscp: u8,
-    /// Priority in the tags of a VLAN, 0 to 7.
+    /// Priority code point of VLAN tags, 0 to 7.
     pub pcp: u8,
 }
 
-/// The port that `spec` names here with `dscp=` where it is one inside UDP and `pcp=` where it has
-/// a tag, unless it says so itself. Another port has no room for marks and stays as it is.
+/// Resolves `spec` and adds `dscp=` to its IP header and `pcp=` to its VLAN tag, unless it has the
+/// option already. A port without such headers stays as it is.
 ///
 /// # Errors
 /// As [`choose`].
@@ -25,7 +25,8 @@ pub fn with_mark(spec: &str, mark: Mark) -> Result<String, OpenError> {
     {
         let wrappers: Vec<&str> =
             ["fault(", "pcap(", "ip(", "vlan("].into_iter().filter(|w| *w != kind).collect();
-        let Some(at) = behind(&spec, &wrappers).filter(|at| spec[*at..].starts_with(kind)) else {
+        let Some(at) = skip_wrappers(&spec, &wrappers).filter(|at| spec[*at..].starts_with(kind))
+        else {
             continue;
         };
         let len = match kind {

@@ -1,6 +1,6 @@
-//! Names of memifs.
+//! Names of memif ports.
 
-use super::spec::{PortInfo, bad, no_option, parse, place_and_options, yes_or_no};
+use super::spec::{PortInfo, bad_spec, no_option, parse, place_and_options, yes_or_no};
 use crate::backend::memif::{Memif, MemifSettings, Role, check_here};
 use crate::error::OpenError;
 use crate::port::Port;
@@ -17,7 +17,7 @@ pub(super) fn check(spec: &str) -> Result<(), OpenError> {
 
 fn settings(spec: &str) -> Result<MemifSettings, OpenError> {
     let (socket, options) = place_and_options(spec, "memif").ok_or_else(|| {
-        bad(
+        bad_spec(
             spec,
             "which socket? write memif:/run/vpp/memif.sock, or memif:@job7 for one of no file",
         )
@@ -30,7 +30,7 @@ fn settings(spec: &str) -> Result<MemifSettings, OpenError> {
                 settings.role = match value {
                     "server" | "master" => Role::Server,
                     "client" | "slave" => Role::Client,
-                    _ => return Err(bad(spec, "write role=server or role=client")),
+                    _ => return Err(bad_spec(spec, "write role=server or role=client")),
                 }
             }
             "secret" => settings.secret = Some(value.to_owned()),
@@ -50,8 +50,8 @@ fn settings(spec: &str) -> Result<MemifSettings, OpenError> {
     Ok(settings)
 }
 
-/// The kind of port: there is nothing of it to be found before somebody names a socket.
-pub(super) fn kind() -> PortInfo {
+/// Entry of the list of ports; there are no memifs to enumerate.
+pub(super) fn kind_info() -> PortInfo {
     let why_not = match check_here() {
         Ok(()) => "name a socket: memif:@job7,role=server in one process and memif:@job7 in the \
                    other, or memif:/run/vpp/memif.sock into VPP"
@@ -72,7 +72,7 @@ mod tests {
     /// Goal: what people are told to write is understood, and its two ends go together.
     #[test]
     fn the_list_says_how_to_name_one() {
-        let why_not = kind().why_not.unwrap();
+        let why_not = kind_info().why_not.unwrap();
         let words = why_not.split([' ']).map(|word| word.trim_end_matches(','));
         let named: Vec<_> = words.filter(|word| word.starts_with("memif:")).map(settings).collect();
         let [Ok(server), Ok(client), Ok(vpp)] = &named[..] else { panic!("{why_not}: {named:?}") };

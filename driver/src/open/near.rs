@@ -1,8 +1,8 @@
-//! The option `near=` of ports that leave the node: whether processes of the node reach each other
-//! through a segment of shared memory as well.
+//! The option `near=` of ports that leave the node: processes of one node additionally reach each
+//! other through a shared-memory segment.
 
 use super::place::udp_place;
-use super::spec::{bad, behind, pair};
+use super::spec::{bad_spec, skip_wrappers, split_option};
 use crate::backend::any_port::AnyPort;
 use crate::backend::inet::Prefix;
 use crate::backend::near::{Near, node_segment};
@@ -13,34 +13,34 @@ use crate::port::Port;
 /// Kinds of ports that have the option.
 const KINDS: &[&str] = &["afpacket", "xdp", "udp", "vfio", "memif", "dpdk"];
 
-/// Values of the option.
+/// Value of the option.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Choice {
+pub(super) enum NearOption {
     /// No segment.
     No,
-    /// The node's.
+    /// The node's segment.
     Node,
-    /// Another.
+    /// Another segment.
     Named(String),
 }
 
-impl Choice {
+impl NearOption {
     fn parse(spec: &str, value: &str) -> Result<Self, OpenError> {
         match value {
             "no" => Ok(Self::No),
             "yes" => Ok(Self::Node),
             _ => match value.strip_prefix("shm:").filter(|name| !name.is_empty()) {
                 Some(name) => Ok(Self::Named(name.to_owned())),
-                None => Err(bad(spec, "write near=yes, near=no or near=shm:NAME")),
+                None => Err(bad_spec(spec, "write near=yes, near=no or near=shm:NAME")),
             },
         }
     }
 
-    /// The segment beside the port `far`, if there is one.
+    /// Settings of the near segment of the port `far`, if any.
     fn segment(&self, far: &str) -> Result<Option<ShmSettings>, OpenError> {
         Ok(match self {
             Self::No => None,
-            Self::Node => Some(ShmSettings::named(&segment_beside(far)?)),
+            Self::Node => Some(ShmSettings::named(&node_segment_name(far)?)),
             Self::Named(name) => Some(ShmSettings::named(name)),
         })
     }
@@ -53,12 +53,12 @@ impl Choice {
         }
     }
 
-    /// Whether [`join`](Self::join) would succeed, as far as can be seen.
+    /// Checks whether [`join`](Self::join) would succeed, as far as possible.
     pub(super) fn check(&self, far: &str) -> Result<(), OpenError> {
         self.segment(far)?.map_or(Ok(()), |segment| segment.check_here())
     }
 
-    /// Gives `far` a near side, if the option says so.
+    /// Adds a near side to `far`, if the option says so.
     pub(super) fn join(&self, far: Box<dyn Port>) -> Result<Box<dyn Port>, OpenError> {
         let Some(segment) = self.segment(&far.caps().name)? else { return Ok(far) };
         let name = with_option(&far.caps().name, &self.text());
@@ -67,10 +67,9 @@ impl Choice {
     }
 }
 
-/// Name of the node's segment for the port `far`. Ports with IPv6 addresses have one segment for
-/// each prefix, which is not in the fabric's addresses: hosts of different prefixes may have the
-/// same ones.
-fn segment_beside(far: &str) -> Result<String, OpenError> {
+/// Name of the node's segment for the port `far`. IPv6 ports have one segment per prefix: the
+/// prefix is not part of a fabric address, so hosts of different prefixes may have equal addresses.
+fn node_segment_name(far: &str) -> Result<String, OpenError> {
     let node = node_segment()?;
     match udp_place(far).map(|(ip, _)| Prefix::of(ip)) {
         Some(Prefix::V6(prefix)) => {
@@ -81,10 +80,10 @@ fn segment_beside(far: &str) -> Result<String, OpenError> {
     }
 }
 
-/// Gives `far` the node's segment as its near side, if that can be joined. The port's name does not
-/// mention it, since the name that was asked for did not.
-pub(super) fn join_node(far: Box<dyn Port>) -> Box<dyn Port> {
-    join_if_possible(segment_beside(&far.caps().name).map(|name| ShmSettings::named(&name)), far)
+/// Adds the node's segment to `far` as its near side, if it can be joined. The port's name does not
+/// mention it, since the requested name did not.
+pub(super) fn join_node_segment(far: Box<dyn Port>) -> Box<dyn Port> {
+    join_if_possible(node_segment_name(&far.caps().name).map(|name| ShmSettings::named(&name)), far)
 }
 
 fn join_if_possible(segment: Result<ShmSettings, OpenError>, far: Box<dyn Port>) -> Box<dyn Port> {
@@ -106,30 +105,30 @@ fn join_if_possible(segment: Result<ShmSettings, OpenError>, far: Box<dyn Port>)
     )
 }
 
-/// Whether a device leaves the node, and does not lead to another process of it.
-pub(super) fn leaves(spec: &str) -> bool {
-    let device = &spec[device_at(spec)..];
+/// Whether a device leads out of the node rather than to another process of it.
+pub(super) fn is_external(spec: &str) -> bool {
+    let device = &spec[device_offset(spec)..];
     match kind_of(device) {
         "afpacket" | "xdp" | "udp" | "vfio" => true,
-        // Devices with a PCI address do; others are virtual.
+        // DPDK devices with a PCI address do; others are virtual.
         "dpdk" => options(device).2.split(',').next().is_some_and(|name| name.contains(':')),
         _ => false,
     }
 }
 
-/// Takes the option out of the device's part of `spec`. A port that spoils frames spoils those of
-/// the far side only; one that records frames records all, so it is made around the whole port.
-pub(super) fn split(spec: &str) -> Result<(String, Option<Choice>), OpenError> {
+/// Removes the option from the device's part of `spec`. `fault(...)` applies to the far side only;
+/// `pcap(...)` is applied to the whole port.
+pub(super) fn split(spec: &str) -> Result<(String, Option<NearOption>), OpenError> {
     let mut choice = None;
-    let (before, device) = spec.split_at(device_at(spec));
+    let (before, device) = spec.split_at(device_offset(spec));
     if !KINDS.contains(&kind_of(device)) {
         return Ok((spec.to_owned(), None));
     }
     let mut left = Vec::new();
     for (i, part) in options(device).1.split(',').enumerate() {
-        match pair(part) {
+        match split_option(part) {
             ("near", value) if i > 0 || is_dpdk(device) => {
-                choice = Some(Choice::parse(spec, value)?);
+                choice = Some(NearOption::parse(spec, value)?);
             }
             _ => left.push(part),
         }
@@ -140,15 +139,15 @@ pub(super) fn split(spec: &str) -> Result<(String, Option<Choice>), OpenError> {
 
 /// Adds an option to a port name.
 pub(super) fn with_option(spec: &str, option: &str) -> String {
-    let (before, device) = spec.split_at(device_at(spec));
+    let (before, device) = spec.split_at(device_offset(spec));
     let is = options(device).1;
     let all = if is.is_empty() { option.to_owned() } else { format!("{is},{option}") };
     format!("{before}{}", with_options(device, &all))
 }
 
-/// Where in `spec` the device begins, after the ports around it (faults, recording, tunnels).
-pub(super) fn device_at(spec: &str) -> usize {
-    behind(spec, &["fault(", "ip(", "vlan("]).unwrap_or(spec.len())
+/// Offset of the device in `spec`, behind its wrappers (faults, tunnels).
+pub(super) fn device_offset(spec: &str) -> usize {
+    skip_wrappers(spec, &["fault(", "ip(", "vlan("]).unwrap_or(spec.len())
 }
 
 pub(super) fn kind_of(device: &str) -> &str {
@@ -159,8 +158,8 @@ fn is_dpdk(device: &str) -> bool {
     kind_of(device) == "dpdk"
 }
 
-/// The text before the list of options of `device`, that list, which begins with the device's name
-/// unless that is DPDK's, and the text after it.
+/// Splits `device` into the text before its options, the options (which begin with the device's
+/// name unless it is DPDK's), and the text behind.
 pub(super) fn options(device: &str) -> (&str, &str, &str) {
     if !is_dpdk(device) {
         return ("", device, "");
@@ -172,7 +171,7 @@ pub(super) fn options(device: &str) -> (&str, &str, &str) {
     }
 }
 
-/// `device` with another list.
+/// `device` with other options.
 pub(super) fn with_options(device: &str, list: &str) -> String {
     if !is_dpdk(device) {
         return list.to_owned();
@@ -187,21 +186,21 @@ pub(super) fn with_options(device: &str, list: &str) -> String {
 mod tests {
     use super::*;
 
-    fn is(spec: &str) -> (String, Choice) {
+    fn is(spec: &str) -> (String, NearOption) {
         let (left, choice) = split(spec).unwrap_or_else(|e| panic!("{spec}: {e}"));
-        (left, choice.unwrap_or(Choice::No))
+        (left, choice.unwrap_or(NearOption::No))
     }
 
     #[test]
     fn what_leads_out_of_the_node_has_a_near_side_unasked() {
         for spec in ["afpacket:eth0,mtu=900", "udp:lo", "vfio:05:00.0", "fault():udp:lo"] {
-            assert!(leaves(&format!("ip(10.1.1.7/24):{spec}")), "{spec}");
-            assert!(leaves(spec), "{spec}");
+            assert!(is_external(&format!("ip(10.1.1.7/24):{spec}")), "{spec}");
+            assert!(is_external(spec), "{spec}");
         }
-        assert!(leaves("dpdk:0000:05:00.0") && leaves("dpdk(mtu=9000):0000:05:00.0,x=1"));
+        assert!(is_external("dpdk:0000:05:00.0") && is_external("dpdk(mtu=9000):0000:05:00.0,x=1"));
         for spec in ["shm", "memif:@x", "dpdk:net_tap0,iface=a:b", "pcap(file=a):shm", "fault(", ""]
         {
-            assert!(!leaves(spec), "{spec}");
+            assert!(!is_external(spec), "{spec}");
         }
     }
 
@@ -219,7 +218,7 @@ mod tests {
         segment.dir.push("nowhere");
         let port = join_if_possible(Ok(segment), far());
         assert_eq!((port.caps().near_mtu, port.damages()), (0, true));
-        assert_eq!(join_if_possible(Err(bad("x", "no")), far()).caps().near_mtu, 0);
+        assert_eq!(join_if_possible(Err(bad_spec("x", "no")), far()).caps().near_mtu, 0);
     }
 
     /// Goal: no text panics, and what is left of it is looked at by others as it was written.
@@ -262,7 +261,7 @@ mod tests {
         let mut found = 0;
         for _ in 0..200_000 {
             let spec: String = (0..next(10)).map(|_| PIECES[next(PIECES.len())]).collect();
-            leaves(&spec);
+            is_external(&spec);
             let Ok((left, choice)) = split(&spec) else { continue };
             let Some(choice) = choice else {
                 assert_eq!(left, spec);
@@ -272,7 +271,7 @@ mod tests {
             // Taken out, it is gone.
             assert_eq!(split(&left).unwrap(), (left.clone(), None), "{spec}");
             // Without a device there is nothing to add it to.
-            if !left.is_empty() && kind_of(&left[device_at(&left)..]) != "dpdk" {
+            if !left.is_empty() && kind_of(&left[device_offset(&left)..]) != "dpdk" {
                 let again = with_option(&left, &choice.text());
                 assert_eq!(split(&again).unwrap(), (left, Some(choice)), "{spec}");
             }
@@ -284,32 +283,32 @@ mod tests {
     /// it means the same.
     #[test]
     fn the_option_is_taken_out_and_put_back() {
-        let named = Choice::Named("job7".into());
+        let named = NearOption::Named("job7".into());
         for (spec, left, choice) in [
-            ("afpacket:eth0", "afpacket:eth0", Choice::No),
-            ("afpacket:eth0,near=yes", "afpacket:eth0", Choice::Node),
-            ("afpacket:eth0,near=no,mtu=1500", "afpacket:eth0,mtu=1500", Choice::No),
-            ("udp:10.0.0.1:52000,mtu=900,near=yes", "udp:10.0.0.1:52000,mtu=900", Choice::Node),
+            ("afpacket:eth0", "afpacket:eth0", NearOption::No),
+            ("afpacket:eth0,near=yes", "afpacket:eth0", NearOption::Node),
+            ("afpacket:eth0,near=no,mtu=1500", "afpacket:eth0,mtu=1500", NearOption::No),
+            ("udp:10.0.0.1:52000,mtu=900,near=yes", "udp:10.0.0.1:52000,mtu=900", NearOption::Node),
             ("vfio:0000:05:00.0,near=shm:job7", "vfio:0000:05:00.0", named.clone()),
-            ("memif:@x,near=yes,role=server", "memif:@x,role=server", Choice::Node),
-            ("dpdk:net_tap0,iface=b", "dpdk:net_tap0,iface=b", Choice::No),
-            ("dpdk(near=yes):net_tap0,iface=b", "dpdk:net_tap0,iface=b", Choice::Node),
-            ("dpdk(mtu=9,near=yes):0000:05:00.0", "dpdk(mtu=9):0000:05:00.0", Choice::Node),
+            ("memif:@x,near=yes,role=server", "memif:@x,role=server", NearOption::Node),
+            ("dpdk:net_tap0,iface=b", "dpdk:net_tap0,iface=b", NearOption::No),
+            ("dpdk(near=yes):net_tap0,iface=b", "dpdk:net_tap0,iface=b", NearOption::Node),
+            ("dpdk(mtu=9,near=yes):0000:05:00.0", "dpdk(mtu=9):0000:05:00.0", NearOption::Node),
             // The driver's own.
-            ("dpdk:net_x,near=yes", "dpdk:net_x,near=yes", Choice::No),
-            ("fault(loss=0.1):udp:lo,near=yes", "fault(loss=0.1):udp:lo", Choice::Node),
+            ("dpdk:net_x,near=yes", "dpdk:net_x,near=yes", NearOption::No),
+            ("fault(loss=0.1):udp:lo,near=yes", "fault(loss=0.1):udp:lo", NearOption::Node),
             ("fault():fault():udp:lo,near=shm:job7", "fault():fault():udp:lo", named),
-            ("ip(10.1.1.7/24):xdp:e,near=yes", "ip(10.1.1.7/24):xdp:e", Choice::Node),
+            ("ip(10.1.1.7/24):xdp:e,near=yes", "ip(10.1.1.7/24):xdp:e", NearOption::Node),
             // Not ours to take: these say themselves what is wrong.
-            ("shm:x,near=yes", "shm:x,near=yes", Choice::No),
-            ("pcap(file=a):udp:lo,near=yes", "pcap(file=a):udp:lo,near=yes", Choice::No),
-            ("near=yes", "near=yes", Choice::No),
-            ("fault(", "fault(", Choice::No),
-            ("dpdk(near=yes", "dpdk(near=yes", Choice::No),
-            ("", "", Choice::No),
+            ("shm:x,near=yes", "shm:x,near=yes", NearOption::No),
+            ("pcap(file=a):udp:lo,near=yes", "pcap(file=a):udp:lo,near=yes", NearOption::No),
+            ("near=yes", "near=yes", NearOption::No),
+            ("fault(", "fault(", NearOption::No),
+            ("dpdk(near=yes", "dpdk(near=yes", NearOption::No),
+            ("", "", NearOption::No),
         ] {
             assert_eq!(is(spec), (left.to_owned(), choice.clone()), "{spec}");
-            if choice != Choice::No {
+            if choice != NearOption::No {
                 let again = with_option(left, &choice.text());
                 assert_eq!(is(&again), (left.to_owned(), choice), "{again}");
             }

@@ -1,6 +1,6 @@
-//! Names of NICs that a driver of ours drives.
+//! Names of VFIO ports.
 
-use super::spec::{PortInfo, bad, no_option, pair, parse, yes_or_no};
+use super::spec::{PortInfo, bad_spec, no_option, parse, split_option, yes_or_no};
 use crate::backend::vfio::{self, VfioSettings, survey};
 use crate::error::OpenError;
 use crate::port::{MTU_MIN, Port};
@@ -10,7 +10,7 @@ pub(super) fn vfio(spec: &str) -> Result<Box<dyn Port>, OpenError> {
     vfio::open(&vfio_settings(spec)?)
 }
 
-/// Whether [`vfio()`] would open it, as far as the machine's own lists tell.
+/// Checks from sysfs whether [`vfio()`] would open it.
 pub(super) fn check(spec: &str) -> Result<(), OpenError> {
     let bdf = vfio_settings(spec)?.bdf;
     let nic = survey::nics().into_iter().find(|nic| nic.bdf == bdf);
@@ -27,10 +27,10 @@ fn vfio_settings(spec: &str) -> Result<VfioSettings, OpenError> {
     let bdf = parts.next().unwrap_or("").to_ascii_lowercase();
     let Some(bdf) = full_address(&bdf) else {
         let why = "a NIC's PCI address is missing; write vfio:0000:05:00.0, as barewire info shows";
-        return Err(bad(spec, why));
+        return Err(bad_spec(spec, why));
     };
     let mut settings = VfioSettings::at(&bdf);
-    for (key, value) in parts.map(pair) {
+    for (key, value) in parts.map(split_option) {
         match key {
             "mac" => settings.mac = Some(parse(spec, value)?),
             "mtu" => settings.mtu = Some(parse(spec, value)?),
@@ -44,11 +44,14 @@ fn vfio_settings(spec: &str) -> Result<VfioSettings, OpenError> {
         }
     }
     if settings.mac.is_some_and(|mac| !mac.is_single()) {
-        return Err(bad(spec, "a station's address has an even first byte; write mac=02:00:..."));
+        return Err(bad_spec(
+            spec,
+            "a station's address has an even first byte; write mac=02:00:...",
+        ));
     }
     for count in [settings.rx_count, settings.tx_count].into_iter().flatten() {
         if !(8..=4096).contains(&count) {
-            return Err(bad(spec, format!("{count} buffers; write a number from 8 to 4096")));
+            return Err(bad_spec(spec, format!("{count} buffers; write a number from 8 to 4096")));
         }
     }
     match settings.mtu {
@@ -57,7 +60,7 @@ fn vfio_settings(spec: &str) -> Result<VfioSettings, OpenError> {
     }
 }
 
-/// `0000:05:00.0` for that or for `05:00.0`, if it looks like a PCI address.
+/// Normalises a PCI address: `0000:05:00.0` for itself and for `05:00.0`; `None` if it is invalid.
 pub(super) fn full_address(bdf: &str) -> Option<String> {
     let full = if bdf.len() == 7 { format!("0000:{bdf}") } else { bdf.to_owned() };
     let (rest, function) = full.split_once('.')?;
@@ -68,7 +71,7 @@ pub(super) fn full_address(bdf: &str) -> Option<String> {
     (is_sound && is_hex(bus, 2) && is_hex(device, 2) && is_hex(function, 1)).then_some(full)
 }
 
-/// The NICs of this machine, or the kind if there is none.
+/// The NICs of this machine, or an entry for the kind if there is none.
 pub(super) fn list() -> Vec<PortInfo> {
     let nics = survey::nics();
     if nics.is_empty() {

@@ -1,36 +1,34 @@
-//! What the name of a port says: its kind, its device, and where one inside of UDP is.
+//! Parts of a port's name: kind, device, and address of a port over UDP.
 
 use std::net::IpAddr;
 
-use super::spec::behind;
+use super::spec::skip_wrappers;
 use crate::backend::udp;
 
-/// The device's part of `spec`, behind whatever wraps it; `None` if a wrapper has no end.
+/// The device's part of `spec`, without wrappers; `None` if a wrapper is not closed.
 pub(super) fn device_of(spec: &str) -> Option<&str> {
-    Some(&spec[behind(spec, &["fault(", "pcap(", "ip(", "vlan("])?..])
+    Some(&spec[skip_wrappers(spec, &["fault(", "pcap(", "ip(", "vlan("])?..])
 }
 
-/// The kind of the port that `spec` names, behind whatever wraps it, and its device, without
-/// options: `("afpacket", "eth0")`. The device of a default segment is empty.
+/// Kind and device of the port that `spec` names, without wrappers and options: `("afpacket",
+/// "eth0")`. The device of a default segment is empty.
 pub fn kind_and_device(spec: &str) -> Option<(&str, &str)> {
     let device = device_of(spec)?.split(',').next()?;
     Some(device.split_once(':').unwrap_or((device, "")))
 }
 
-/// A host as it is written before a UDP port: `10.1.1.7`, `eth0`, `[2001:db8::a01:107]/96`,
-/// `eth0/96`.
+/// A host as written before a UDP port: `10.1.1.7`, `eth0`, `[2001:db8::a01:107]/96`, `eth0/96`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct HostText<'a> {
     /// Without brackets.
     pub(super) host: &'a str,
     /// It is in brackets: an IPv6 address.
     pub(super) in_brackets: bool,
-    /// What stands behind a slash.
+    /// The text behind a slash.
     pub(super) bits: Option<&'a str>,
 }
 
-/// The host in `place`, and the UDP port, if one is written: behind the colon that is in no
-/// brackets.
+/// Splits `place` into host and UDP port, at the colon outside of brackets.
 pub(super) fn split_place(place: &str) -> (HostText<'_>, Option<&str>) {
     let closing = place.find(']').filter(|_| place.starts_with('['));
     let colon = place[closing.unwrap_or(0)..].find(':').map(|at| at + closing.unwrap_or(0));
@@ -48,13 +46,13 @@ impl<'a> HostText<'a> {
         Self { host: inside.unwrap_or(text), in_brackets: inside.is_some(), bits }
     }
 
-    /// Whether it is one of IPv6.
+    /// Whether it selects IPv6.
     pub(super) fn is_v6(&self) -> bool {
         self.in_brackets || self.bits.is_some()
     }
 }
 
-/// The place of a `udp:` port: host and UDP port as `spec` says them, and where in it that ends.
+/// Host and UDP port of a `udp:` port, and the offset in `spec` where they end.
 fn place_in(spec: &str) -> Option<(HostText<'_>, Option<&str>, usize)> {
     let device = device_of(spec)?;
     let place = device.strip_prefix("udp:")?.split(',').next()?;
@@ -63,9 +61,9 @@ fn place_in(spec: &str) -> Option<(HostText<'_>, Option<&str>, usize)> {
     Some((host, port, end))
 }
 
-/// The same of an `ip(...)` port: where its options end.
+/// The same of an `ip(...)` port; the offset is the end of its options.
 fn ip_place_in(spec: &str) -> Option<(HostText<'_>, Option<&str>, usize)> {
-    let at = behind(spec, &["fault(", "pcap("])?;
+    let at = skip_wrappers(spec, &["fault(", "pcap("])?;
     let from = spec[at..].starts_with("ip(").then_some(at + "ip(".len())?;
     let list = spec[from..].split_once("):")?.0;
     let host = HostText::of(list.split_once('/')?.0);
@@ -73,16 +71,16 @@ fn ip_place_in(spec: &str) -> Option<(HostText<'_>, Option<&str>, usize)> {
     Some((host, port, from + list.len()))
 }
 
-/// The IP address of the `udp:` or `ip(...)` port that `spec` names, and its UDP port if `spec`
-/// says one. `None`: it names another kind of port, or an interface without an address. Asks the
-/// kernel if an interface is named.
+/// IP address of the `udp:` or `ip(...)` port that `spec` names, and its UDP port if specified.
+/// `None`: another kind of port, or an interface without an address. Queries the kernel if an
+/// interface is named.
 pub fn udp_place(spec: &str) -> Option<(IpAddr, Option<u16>)> {
     let (host, port, _) = ip_place_in(spec).or_else(|| place_in(spec))?;
     let port = port.map(str::parse).transpose().ok()?;
     Some((udp::address_of(host.host, host.is_v6())?, port))
 }
 
-/// `spec` with a UDP port, if it names such a port and says none.
+/// `spec` with a UDP port added; `None` if it is no such port or has one.
 pub fn with_udp_port(spec: &str, port: u16) -> Option<String> {
     let (found, option) = match ip_place_in(spec) {
         Some(found) => (found, ",port="),

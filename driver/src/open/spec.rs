@@ -1,4 +1,4 @@
-//! What the names of all kinds of ports have in common.
+//! Parsing that all kinds of port names share.
 
 use std::any::Any;
 use std::fmt::Display;
@@ -8,41 +8,41 @@ use std::str::FromStr;
 
 use crate::error::OpenError;
 
-/// What a port of this machine is called, and whether it can be opened.
+/// A port of this machine, and whether it can be opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortInfo {
-    /// What to write to open it, or its kind if there is nothing to open.
+    /// Its name, or its kind if there is nothing to open.
     pub spec: String,
-    /// What it is.
+    /// Description.
     pub what: String,
-    /// Why it cannot be opened and what to do, in one line; `None` if it can.
+    /// Why it cannot be opened, and the remedy, in one line; `None` if it can.
     pub why_not: Option<String>,
 }
 
-/// What stands around the frames that a device is to take.
+/// Encapsulation of the frames that a device receives.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Outer {
-    /// A tag of this VLAN.
+pub(super) struct Encapsulation {
+    /// VLAN id.
     pub(super) vlan: Option<u16>,
-    /// A datagram to this place.
+    /// Destination address of UDP datagrams.
     pub(super) place: Option<SocketAddr>,
 }
 
-/// What is wrong with `spec`, or with the part of it that is given, and what to write instead. A
-/// memif's secret is not told: errors go to logs.
-pub(super) fn bad(spec: &str, why: impl Into<String>) -> OpenError {
+/// An error in `spec` or a part of it, with what to write instead. A memif's secret is redacted:
+/// errors go to logs.
+pub(super) fn bad_spec(spec: &str, why: impl Into<String>) -> OpenError {
     const SECRET: &str = "secret=";
-    let mut told = spec.to_owned();
+    let mut redacted = spec.to_owned();
     let mut from = 0;
-    while let Some(at) = told[from..].find(SECRET) {
+    while let Some(at) = redacted[from..].find(SECRET) {
         from += at + SECRET.len();
-        let end = told[from..].find([',', ')']).map_or(told.len(), |len| from + len);
-        told.replace_range(from..end, "...");
+        let end = redacted[from..].find([',', ')']).map_or(redacted.len(), |len| from + len);
+        redacted.replace_range(from..end, "...");
     }
-    OpenError::BadSpec { spec: told, why: why.into() }
+    OpenError::BadSpec { spec: redacted, why: why.into() }
 }
 
-/// The value of an option of `spec`.
+/// Parses the value of an option of `spec`.
 pub(super) fn parse<T: FromStr>(spec: &str, value: &str) -> Result<T, OpenError>
 where
     T::Err: Display + 'static,
@@ -55,42 +55,42 @@ where
             None if any.is::<ParseFloatError>() => " is not a number; write one, as in 0.01".into(),
             None => format!(": {e}"),
         };
-        bad(spec, format!("\"{value}\"{why}"))
+        bad_spec(spec, format!("\"{value}\"{why}"))
     })
 }
 
-/// An option and its value; "" if it has none.
-pub(super) fn pair(part: &str) -> (&str, &str) {
+/// Splits an option into key and value; the value is "" if there is none.
+pub(super) fn split_option(part: &str) -> (&str, &str) {
     part.split_once('=').unwrap_or((part, ""))
 }
 
-/// What a port of this kind is at, and its options: `None` if nothing is written behind the colon.
+/// The device or address of a port of this kind, and its options; `None` if it is empty.
 pub(super) fn place_and_options<'a>(
     spec: &'a str,
     kind: &str,
 ) -> Option<(&'a str, impl Iterator<Item = (&'a str, &'a str)>)> {
     let mut parts = spec.strip_prefix(kind)?.strip_prefix(':')?.split(',');
     let place = parts.next().filter(|place| !place.is_empty())?;
-    Some((place, parts.map(pair)))
+    Some((place, parts.map(split_option)))
 }
 
-/// There is no such option, but those that are `known`.
+/// The error for an unknown option; `known` lists the supported ones.
 pub(super) fn no_option(spec: &str, key: &str, known: &str) -> OpenError {
-    bad(spec, format!("no option \"{key}\"; there are {known}"))
+    bad_spec(spec, format!("no option \"{key}\"; there are {known}"))
 }
 
-/// The value of an option that is `yes` or `no`.
+/// Parses `yes` or `no`.
 pub(super) fn yes_or_no(spec: &str, key: &str, value: &str) -> Result<bool, OpenError> {
     match value {
         "yes" => Ok(true),
         "no" => Ok(false),
-        _ => Err(bad(spec, format!("write {key}=yes or {key}=no"))),
+        _ => Err(bad_spec(spec, format!("write {key}=yes or {key}=no"))),
     }
 }
 
-/// Where in `spec` begins what stands behind these wrappers, each written with its parenthesis, in
-/// any order. `None` if one has no end.
-pub(super) fn behind(spec: &str, wrappers: &[&str]) -> Option<usize> {
+/// Offset in `spec` behind any sequence of these wrappers, each written with its parenthesis.
+/// `None` if one is not closed.
+pub(super) fn skip_wrappers(spec: &str, wrappers: &[&str]) -> Option<usize> {
     let mut at = 0;
     while wrappers.iter().any(|wrapper| spec[at..].starts_with(wrapper)) {
         at += spec[at..].find("):")? + 2;
@@ -99,7 +99,7 @@ pub(super) fn behind(spec: &str, wrappers: &[&str]) -> Option<usize> {
 }
 
 /// Splits `kind(options):rest`.
-pub(super) fn wrapped(spec: &str) -> Result<(&str, &str, &str), OpenError> {
+pub(super) fn split_wrapper(spec: &str) -> Result<(&str, &str, &str), OpenError> {
     let parts = || {
         let open = spec.find('(')?;
         // A capture's path may hold a parenthesis; what ends the options is the one with a colon.
@@ -109,6 +109,6 @@ pub(super) fn wrapped(spec: &str) -> Result<(&str, &str, &str), OpenError> {
     };
     parts().ok_or_else(|| {
         let kind = spec.split([':', ',', '(']).next().unwrap_or("");
-        bad(spec, format!("a port around a port is written {kind}(OPTION=VALUE,...):PORT"))
+        bad_spec(spec, format!("a port around a port is written {kind}(OPTION=VALUE,...):PORT"))
     })
 }

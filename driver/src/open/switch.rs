@@ -1,11 +1,11 @@
-//! The option `switch=` of ports that one process has to own: whether a switch of this node owns
-//! the device, and frames go through that.
+//! The option `switch=` of ports on devices that one process owns: whether frames go through the
+//! node's switch.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::near::{device_at, kind_of, options, with_option, with_options};
-use super::spec::{bad, yes_or_no};
+use super::near::{device_offset, kind_of, options, with_option, with_options};
+use super::spec::{bad_spec, yes_or_no};
 use crate::backend::near::node_segment;
 use crate::backend::shm::ShmSettings;
 use crate::backend::switch::{CLIENTS_MAX, RUN_DIR, ServedUsers, Switch, SwitchedPort, socket_in};
@@ -14,20 +14,20 @@ use crate::port::{Port, Station};
 
 /// Kinds of devices that a switch can own.
 const KINDS: &[&str] = &["afpacket", "xdp", "vfio", "memif", "dpdk"];
-/// Those of them that filter by station, and have the option `stations=`.
+/// Those of them that filter by station and have the option `stations=`.
 const FILTERING: &[&str] = &["afpacket", "xdp"];
 
-/// How long opening waits for a switch that was killed to be started again.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Longest wait in `open` for a killed switch to be restarted.
+const SWITCH_RESTART_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Time after which a switch whose socket nobody listens at is not waited for. One that runs
-/// touches its socket more often.
-const LATELY: Duration = Duration::from_secs(30);
+/// Age of a socket's file beyond which its switch is not waited for. A running switch touches the
+/// file more often.
+const SOCKET_MAX_AGE: Duration = Duration::from_secs(30);
 
-/// What the option says.
+/// Value of the option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Choice {
-    /// The device itself.
+pub(super) enum SwitchOption {
+    /// Open the device itself.
     No,
     /// Through the switch that owns it.
     Yes,
@@ -35,20 +35,20 @@ pub(super) enum Choice {
     IfThere,
 }
 
-/// Takes the option out of `spec`, which begins with a device. Without it, a switch is used if one
-/// is there and `in_node`: the program shares its node with others.
-pub(super) fn split(spec: &str, in_node: bool) -> Result<(String, Choice), OpenError> {
-    let unasked = if in_node { Choice::IfThere } else { Choice::No };
+/// Removes the option from `spec`, which begins with a device. The default is `IfThere` if
+/// `in_node` (the program shares its node with others), else `No`.
+pub(super) fn split(spec: &str, in_node: bool) -> Result<(String, SwitchOption), OpenError> {
+    let default = if in_node { SwitchOption::IfThere } else { SwitchOption::No };
     if !KINDS.contains(&kind_of(spec)) {
-        return Ok((spec.to_owned(), Choice::No));
+        return Ok((spec.to_owned(), SwitchOption::No));
     }
-    let mut choice = unasked;
+    let mut choice = default;
     let mut left = Vec::new();
     for part in options(spec).1.split(',') {
         match part.split_once('=') {
             Some(("switch", value)) => {
-                let asked = yes_or_no(spec, "switch", value)?;
-                choice = if asked { Choice::Yes } else { Choice::No };
+                let requested = yes_or_no(spec, "switch", value)?;
+                choice = if requested { SwitchOption::Yes } else { SwitchOption::No };
             }
             _ => left.push(part),
         }
@@ -56,35 +56,34 @@ pub(super) fn split(spec: &str, in_node: bool) -> Result<(String, Choice), OpenE
     Ok((with_options(spec, &left.join(",")), choice))
 }
 
-/// Where frames of a device go.
-pub(super) enum Way {
+/// How a device is attached.
+pub(super) enum Attachment {
     /// Through the switch that owns it.
     Switch(Box<dyn Port>),
-    /// To the device itself.
+    /// Directly.
     Device,
-    /// Likewise, since the switch that owns it does not serve this user.
+    /// Directly, since its switch does not serve this user.
     Refused(OpenError),
 }
 
-/// The port behind the switch that owns the device which `spec` begins with, if `choice` wants
-/// that.
-pub(super) fn join(spec: &str, choice: Choice) -> Result<Way, OpenError> {
-    if choice == Choice::No {
-        return Ok(Way::Device);
+/// Opens a port of the switch that owns the device at the start of `spec`, if `choice` asks for it.
+pub(super) fn join(spec: &str, choice: SwitchOption) -> Result<Attachment, OpenError> {
+    if choice == SwitchOption::No {
+        return Ok(Attachment::Device);
     }
     let segment = ShmSettings { station: station_of(spec), ..segment(spec)? };
     let is_here = segment.path().exists();
-    let waits = !is_here && was_touched_lately(&socket_of(&segment));
-    let patience = if waits { PATIENCE } else { Duration::ZERO };
-    let mut port = match running(spec, &segment, patience) {
-        // It is for others; the device may not be.
-        Err(why) if choice == Choice::IfThere && why.errno() == libc::EACCES => {
-            return Ok(Way::Refused(why));
+    let waits = !is_here && is_socket_recent(&socket_of(&segment));
+    let timeout = if waits { SWITCH_RESTART_TIMEOUT } else { Duration::ZERO };
+    let mut port = match find_running(spec, &segment, timeout) {
+        // The switch serves other users; the device may still be accessible.
+        Err(why) if choice == SwitchOption::IfThere && why.errno() == libc::EACCES => {
+            return Ok(Attachment::Refused(why));
         }
         found => found?,
     };
     if port.is_none() && is_here && segment.switch_pid()?.is_none() {
-        // One of our user that ran, and may come back.
+        // This user's switch has ended, and may be restarted.
         port = SwitchedPort::open(&segment, with_option(spec, "switch=yes"))?;
     }
     match port {
@@ -96,24 +95,24 @@ pub(super) fn join(spec: &str, choice: Choice) -> Result<Way, OpenError> {
                     device(spec)
                 );
             }
-            Ok(Way::Switch(Box::new(port)))
+            Ok(Attachment::Switch(Box::new(port)))
         }
-        None if choice == Choice::IfThere => Ok(Way::Device),
+        None if choice == SwitchOption::IfThere => Ok(Attachment::Device),
         None => Err(no_switch(spec)),
     }
 }
 
-/// Whether frames are to leave through the queueing discipline, which is the switch's to do.
+/// Whether `qdisc=yes` is set, which applies to the switch's port.
 fn wants_qdisc(spec: &str) -> bool {
     kind_of(spec) == "afpacket" && spec.split(',').any(|part| part == "qdisc=yes")
 }
 
-/// The port behind the switch of the device's `segment` that runs: one of our user, or else any
-/// other, which has `patience` to begin to.
-fn running(
+/// A port of the running switch of `segment`: this user's switch, or else another user's, which has
+/// `timeout` to start.
+fn find_running(
     spec: &str,
     segment: &ShmSettings,
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<Option<SwitchedPort>, OpenError> {
     let name = with_option(spec, "switch=yes");
     if segment.path().exists()
@@ -122,27 +121,27 @@ fn running(
     {
         return Ok(Some(port));
     }
-    let asked = SwitchedPort::attach(socket_of(segment), segment, name, patience);
-    asked.map_err(|why| of_port(why, spec))
+    let requested = SwitchedPort::attach(socket_of(segment), segment, name, timeout);
+    requested.map_err(|why| relabel(why, spec))
 }
 
-/// Whether a switch was there a moment ago. What has no time yet, or one to come, counts as now.
-fn was_touched_lately(socket: &Path) -> bool {
+/// Whether the socket was touched recently. An unknown or future time counts as now.
+fn is_socket_recent(socket: &Path) -> bool {
     let touched = std::fs::symlink_metadata(socket).and_then(|is| is.modified());
-    touched.is_ok_and(|at| at.elapsed().map_or(true, |ago| ago < LATELY))
+    touched.is_ok_and(|at| at.elapsed().map_or(true, |ago| ago < SOCKET_MAX_AGE))
 }
 
-/// Whether [`join`] would find a switch, as far as can be seen.
-pub(super) fn is_there(spec: &str, choice: Choice) -> Result<bool, OpenError> {
-    if choice == Choice::No {
+/// Whether there seems to be a switch for [`join`].
+pub(super) fn exists(spec: &str, choice: SwitchOption) -> Result<bool, OpenError> {
+    if choice == SwitchOption::No {
         return Ok(false);
     }
     let segment = segment(spec)?;
-    let is_there = segment.path().exists() || socket_of(&segment).exists();
-    if is_there || choice == Choice::IfThere { Ok(is_there) } else { Err(no_switch(spec)) }
+    let exists = segment.path().exists() || socket_of(&segment).exists();
+    if exists || choice == SwitchOption::IfThere { Ok(exists) } else { Err(no_switch(spec)) }
 }
 
-/// The socket at which the switch of this segment serves other users.
+/// Socket at which processes of other users request access to the segment's switch.
 fn socket_of(segment: &ShmSettings) -> PathBuf {
     socket_in(Path::new(RUN_DIR), &segment.name)
 }
@@ -152,29 +151,29 @@ fn no_switch(spec: &str) -> OpenError {
     OpenError::device(spec, libc::ENODEV, "no switch owns it that serves this user", mend)
 }
 
-/// The port behind the switch that owns the device which `spec` names. `None` if no switch does.
+/// Opens a port of the switch that owns the device named by `spec`. `None` if no switch does.
 ///
 /// # Errors
 /// [`OpenError`]: there is a switch, and it does not serve this user (`EACCES`), or cannot.
 pub fn open_through_switch(spec: &str) -> Result<Option<Box<dyn Port>>, OpenError> {
-    match is_there(spec, Choice::IfThere) {
+    match exists(spec, SwitchOption::IfThere) {
         Ok(true) if KINDS.contains(&kind_of(spec)) => {}
         _ => return Ok(None),
     }
     let segment = ShmSettings { station: station_of(spec), ..segment(spec)? };
-    let port = running(spec, &segment, Duration::ZERO)?;
+    let port = find_running(spec, &segment, Duration::ZERO)?;
     Ok(port.map(|port| Box::new(port) as Box<dyn Port>))
 }
 
-/// Name of the file in [`RUN_DIR`] at which processes of other users ask for the switch of the
-/// device that `spec` names. `None` if no switch can own that.
+/// Name of the socket file in [`RUN_DIR`] of the switch for the device that `spec` names. `None` if
+/// no switch can own it.
 pub fn switch_socket(spec: &str) -> Option<String> {
     let segment = segment(spec).ok().filter(|_| KINDS.contains(&kind_of(spec)))?;
     socket_of(&segment).file_name()?.to_str().map(str::to_owned)
 }
 
-/// The same error, which says of which port it is and not of which socket.
-fn of_port(why: OpenError, spec: &str) -> OpenError {
+/// The error with the port's name in place of the socket's.
+fn relabel(why: OpenError, spec: &str) -> OpenError {
     match why {
         OpenError::Device { why, mend, errno, .. } => {
             OpenError::Device { port: device(spec), why, mend, errno }
@@ -183,54 +182,53 @@ fn of_port(why: OpenError, spec: &str) -> OpenError {
     }
 }
 
-/// The users that a switch serves besides its own.
+/// Users that a switch serves besides its own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Serving {
-    /// Default: all if the switch is root's, as it then stands in for the network of
-    /// the machine, and none otherwise.
+pub struct SwitchAccess {
+    /// Which users. Default: all for root's switch, which then replaces the machine's network, and
+    /// none otherwise.
     pub served_users: Option<ServedUsers>,
-    /// Whether users do not reach each other through the switch. Default: they do, as on a wire.
+    /// Isolates users from each other. Default: they reach each other, as on a wire.
     pub apart: bool,
-    /// Most processes that each user has behind it, so that one leaves places to the others. At
-    /// most and by default [`CLIENTS_MAX`].
+    /// Limit on the processes of each user, so that one user cannot take all ports. Maximum and
+    /// default [`CLIENTS_MAX`].
     pub per_user: Option<usize>,
 }
 
-impl Serving {
-    /// The users served by a switch of this process.
+impl SwitchAccess {
+    /// The served users, with the default of this process applied.
     pub fn served_users(&self) -> ServedUsers {
-        let unasked =
+        let default =
             if nix::unistd::geteuid().is_root() { ServedUsers::All } else { ServedUsers::None };
-        self.served_users.clone().unwrap_or(unasked)
+        self.served_users.clone().unwrap_or(default)
     }
 }
 
-/// Takes the device that `spec` names for a switch that serves processes of its own user, and those
-/// that `serving` says. That root's switch serves all by default is not to stand in its way: if
-/// that is not possible the log says why.
+/// Opens the device that `spec` names for a switch that serves processes of its own user, and those
+/// of `access`. If root's default of serving all users is not possible, that is logged and no
+/// error.
 ///
 /// # Errors
 /// [`OpenError`]; nothing is left behind.
-pub fn open_switch(spec: &str, serving: &Serving) -> Result<Switch, OpenError> {
+pub fn open_switch(spec: &str, access: &SwitchAccess) -> Result<Switch, OpenError> {
     let spec = &super::choose(spec)?;
-    let at = device_at(spec);
+    let at = device_offset(spec);
     let inner = &spec[at..];
     let kind = kind_of(inner);
     check_kind(spec, at)?;
     let (inner, _) = split(inner, false)?;
     let segment = segment(&inner)?;
-    no_other(&segment)?;
+    check_no_switch(&segment)?;
     let inner = match FILTERING.contains(&kind) {
         true => with_option(&inner, "stations=all"),
         false => inner,
     };
     let nic = super::open_device(&format!("{}{inner}", &spec[..at]), false)?;
     let mut switch = Switch::open(&segment, nic)?;
-    let per_user = serving.per_user.unwrap_or(CLIENTS_MAX);
-    let served =
-        switch.serve(&socket_of(&segment), serving.served_users(), serving.apart, per_user);
+    let per_user = access.per_user.unwrap_or(CLIENTS_MAX);
+    let served = switch.serve(&socket_of(&segment), access.served_users(), access.apart, per_user);
     match served {
-        Err(why) if serving.served_users.is_none() => {
+        Err(why) if access.served_users.is_none() => {
             tracing::warn!("only processes of this user are served: {why}");
         }
         served => served?,
@@ -238,31 +236,31 @@ pub fn open_switch(spec: &str, serving: &Serving) -> Result<Switch, OpenError> {
     Ok(switch)
 }
 
-/// Whether [`open_switch`] would open it, as far as can be seen; changes nothing. Says the segment
-/// that processes would join.
+/// Checks whether [`open_switch`] would succeed, as far as possible; changes nothing. Returns the
+/// segment that processes would join.
 ///
 /// # Errors
-/// What [`open_switch`] would say; [`OpenError::HasSwitch`] where one runs.
+/// As [`open_switch`]; [`OpenError::HasSwitch`] if a switch is running.
 pub fn check_switch(spec: &str) -> Result<String, OpenError> {
     let spec = &super::choose(spec)?;
-    let at = device_at(spec);
+    let at = device_offset(spec);
     check_kind(spec, at)?;
     let (inner, _) = split(&spec[at..], false)?;
     let segment = segment(&inner)?;
-    no_other(&segment)?;
+    check_no_switch(&segment)?;
     super::check_device(&format!("{}{inner}", &spec[..at]))?;
     segment.check_here()?;
     Ok(format!("shm:{}", segment.name))
 }
 
-/// Sees that no switch runs there. Asked before the device, which would say of itself how to share
-/// it: by the switch that there is.
-fn no_other(segment: &ShmSettings) -> Result<(), OpenError> {
+/// Checks that no switch is running. Done before the device is opened, whose error would suggest to
+/// use a switch.
+fn check_no_switch(segment: &ShmSettings) -> Result<(), OpenError> {
     let other = segment.switch_pid()?;
     other.map_or(Ok(()), |pid| Err(OpenError::HasSwitch { path: segment.path(), pid }))
 }
 
-/// Whether a switch can own the device that begins at `at`.
+/// Checks whether a switch can own the device at offset `at`.
 fn check_kind(spec: &str, at: usize) -> Result<(), OpenError> {
     let kind = kind_of(&spec[at..]);
     let has = |name| spec[..at].split("):").any(|wrapper| wrapper.starts_with(name));
@@ -279,10 +277,10 @@ fn check_kind(spec: &str, at: usize) -> Result<(), OpenError> {
         "shm" => "a segment has no NIC; its processes need no switch",
         _ => "a switch owns a device: xdp:, afpacket:, vfio:, dpdk: or memif:",
     };
-    Err(bad(spec, why))
+    Err(bad_spec(spec, why))
 }
 
-/// The device without options, as `dpdk:0000:05:00.0`.
+/// The device without options, such as `dpdk:0000:05:00.0`.
 fn device(spec: &str) -> String {
     match kind_of(spec) {
         "dpdk" => format!("dpdk:{}", options(spec).2.split(',').next().unwrap_or("")),
@@ -290,9 +288,9 @@ fn device(spec: &str) -> String {
     }
 }
 
-/// The same for every way to write a device.
+/// The same in normalised form.
 pub(super) fn full_device(spec: &str) -> String {
-    // In lower case, as the kernel writes a PCI address; a spec of `vfio:` may have either.
+    // sysfs has PCI addresses in lower case; `vfio:` accepts both.
     let mut device = device(spec);
     if kind_of(spec) == "vfio" {
         device.make_ascii_lowercase();
@@ -303,8 +301,8 @@ pub(super) fn full_device(spec: &str) -> String {
     device
 }
 
-/// The segment between the switch of a device and its stations. Interfaces and sockets of a memif
-/// have a name in each network namespace, NICs have one in the machine.
+/// The segment of a device's switch. Interfaces and memif sockets are named per network namespace,
+/// NICs per machine.
 fn segment(spec: &str) -> Result<ShmSettings, OpenError> {
     let device = full_device(spec);
     let of_machine = device.matches(':').count() == 3;
@@ -313,11 +311,11 @@ fn segment(spec: &str) -> Result<ShmSettings, OpenError> {
     let name = format!("switch-{device}{node}").replace(|c| !is_legal(c), ".");
     match name.len() {
         ..=64 => Ok(ShmSettings::named(&name)),
-        _ => Err(bad(spec, "its name is too long for a switch; write a shorter path")),
+        _ => Err(bad_spec(spec, "its name is too long for a switch; write a shorter path")),
     }
 }
 
-/// The address that is asked for.
+/// The value of `mac=`.
 fn station_of(spec: &str) -> Option<Station> {
     options(spec).1.split(',').find_map(|part| part.strip_prefix("mac=")?.parse().ok())
 }
@@ -329,19 +327,19 @@ mod tests {
     #[test]
     fn the_option_is_taken_out() {
         for (spec, left, choice) in [
-            ("afpacket:eth0", "afpacket:eth0", Choice::IfThere),
-            ("afpacket:eth0,switch=yes,mtu=1500", "afpacket:eth0,mtu=1500", Choice::Yes),
-            ("vfio:05:00.0,switch=no", "vfio:05:00.0", Choice::No),
+            ("afpacket:eth0", "afpacket:eth0", SwitchOption::IfThere),
+            ("afpacket:eth0,switch=yes,mtu=1500", "afpacket:eth0,mtu=1500", SwitchOption::Yes),
+            ("vfio:05:00.0,switch=no", "vfio:05:00.0", SwitchOption::No),
             (
                 "dpdk(mtu=9,switch=yes):net_tap0,iface=b",
                 "dpdk(mtu=9):net_tap0,iface=b",
-                Choice::Yes,
+                SwitchOption::Yes,
             ),
-            ("udp:lo", "udp:lo", Choice::No),
+            ("udp:lo", "udp:lo", SwitchOption::No),
         ] {
             assert_eq!(split(spec, true).unwrap(), (left.to_owned(), choice), "{spec}");
         }
-        assert_eq!(split("afpacket:eth0", false).unwrap().1, Choice::No);
+        assert_eq!(split("afpacket:eth0", false).unwrap().1, SwitchOption::No);
         assert!(split("afpacket:eth0,switch=maybe", true).is_err());
     }
 
@@ -385,7 +383,8 @@ mod tests {
             ("pcap(file=a):shm", "a switch owns a device"),
             ("nonsense", "a switch owns a device"),
         ] {
-            let why = open_switch(spec, &Serving::default()).map(drop).unwrap_err().to_string();
+            let why =
+                open_switch(spec, &SwitchAccess::default()).map(drop).unwrap_err().to_string();
             assert!(why.contains(says), "{spec}: {why}");
             assert!(check_switch(spec).unwrap_err().to_string().contains(says), "{spec}");
         }
@@ -399,10 +398,10 @@ mod tests {
     fn a_switch_that_ended_long_ago_is_not_waited_for() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("x.sock");
-        assert!(!was_touched_lately(&socket), "there is none");
+        assert!(!is_socket_recent(&socket), "there is none");
         let file = std::fs::File::create(&socket).unwrap();
-        assert!(was_touched_lately(&socket));
-        file.set_modified(std::time::SystemTime::now() - 2 * LATELY).unwrap();
-        assert!(!was_touched_lately(&socket));
+        assert!(is_socket_recent(&socket));
+        file.set_modified(std::time::SystemTime::now() - 2 * SOCKET_MAX_AGE).unwrap();
+        assert!(!is_socket_recent(&socket));
     }
 }

@@ -1,57 +1,57 @@
 //! Names of ports with a VLAN tag on their frames: `vlan(100,pcp=3):PORT`.
 
-use super::ip::{self, BELOW, device_in};
+use super::ip::{self, BELOW, inner_device_offset};
 use super::near::kind_of;
-use super::spec::{PortInfo, bad, parse, wrapped};
+use super::spec::{PortInfo, bad_spec, parse, split_wrapper};
 use super::switch;
 use crate::backend::vlan::{Vlan, VlanSettings};
 use crate::error::OpenError;
 use crate::port::Port;
 
-/// Opens `vlan(ID,...):PORT`, in which `below` opens `PORT`, which is told of the VLAN.
+/// Opens `vlan(ID,...):PORT`; `below` opens `PORT` for the given VLAN.
 pub(super) fn open(
     spec: &str,
     below: impl Fn(&str, u16) -> Result<Box<dyn Port>, OpenError>,
 ) -> Result<Box<dyn Port>, OpenError> {
     let (wrapper, settings, inner) = parts(spec)?;
     let port = below(&inner, settings.id)?;
-    let takes_off = ["afpacket", "xdp"].contains(&kind_of(&inner[device_in(&inner)..]));
+    let takes_off = ["afpacket", "xdp"].contains(&kind_of(&inner[inner_device_offset(&inner)..]));
     Ok(Box::new(Vlan::new(port, settings, takes_off, wrapper)?))
 }
 
-/// What `spec` says: how it begins, the tag, and the port below without the options of a port that
-/// stands alone.
+/// Parses `spec`: the wrapper's text, the tag, and the port below without options of a stand-alone
+/// port.
 pub(super) fn parts(spec: &str) -> Result<(&str, VlanSettings, String), OpenError> {
-    let (wrapper, list, inner) = wrapped(spec)?;
+    let (wrapper, list, inner) = split_wrapper(spec)?;
     let (id, options) = list.split_once(',').unwrap_or((list, ""));
     if id.is_empty() {
-        return Err(bad(spec, "which VLAN? write vlan(100):PORT or vlan(100,pcp=3):PORT"));
+        return Err(bad_spec(spec, "which VLAN? write vlan(100):PORT or vlan(100,pcp=3):PORT"));
     }
     let mut settings = VlanSettings { id: parse(wrapper, id)?, pcp: 0 };
     for part in options.split(',').filter(|part| !part.is_empty()) {
         match part.split_once('=') {
             Some(("pcp", value)) => settings.pcp = parse(wrapper, value)?,
-            _ => return Err(bad(wrapper, format!("no option \"{part}\"; there is pcp="))),
+            _ => return Err(bad_spec(wrapper, format!("no option \"{part}\"; there is pcp="))),
         }
     }
-    settings.check().map_err(|why| bad(wrapper, why))?;
-    let (before, device) = inner.split_at(device_in(inner));
+    settings.check().map_err(|why| bad_spec(wrapper, why))?;
+    let (before, device) = inner.split_at(inner_device_offset(inner));
     let is_below = BELOW.iter().any(|(below, _)| *below == kind_of(device));
     if !is_below || before.contains("vlan(") {
         let why = "vlan() stands around a port that writes Ethernet frames, afpacket:, xdp:, \
                    vfio:, dpdk: or memif:, and inside of ip()";
-        return Err(bad(spec, why));
+        return Err(bad_spec(spec, why));
     }
     let (device, through) = switch::split(device, false)?;
-    if through == switch::Choice::Yes {
-        return Err(bad(spec, "vlan() takes the device itself; leave out switch=yes"));
+    if through == switch::SwitchOption::Yes {
+        return Err(bad_spec(spec, "vlan() takes the device itself; leave out switch=yes"));
     }
-    ip::has_none_of(spec, &device, &["ethertype"])?;
+    ip::refuse_options(spec, &device, &["ethertype"])?;
     Ok((wrapper, settings, format!("{before}{device}")))
 }
 
-/// What the list of ports says.
-pub(super) fn kind() -> PortInfo {
+/// Entry of the list of ports.
+pub(super) fn kind_info() -> PortInfo {
     PortInfo {
         spec: "vlan".into(),
         what: "a VLAN, by a port of Ethernet frames".into(),

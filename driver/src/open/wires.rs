@@ -1,7 +1,9 @@
-//! Names of the ports that go out on a wire through the kernel.
+//! Names of ports on kernel interfaces and sockets.
 
 use super::place::split_place;
-use super::spec::{Outer, PortInfo, bad, no_option, parse, place_and_options, yes_or_no};
+use super::spec::{
+    Encapsulation, PortInfo, bad_spec, no_option, parse, place_and_options, yes_or_no,
+};
 use crate::backend::afpacket::{AfPacket, AfPacketSettings};
 use crate::backend::inet::{addresses, host_text};
 use crate::backend::netdev::{Accept, links};
@@ -10,19 +12,19 @@ use crate::backend::xdp::{QUEUES_MAX, Queues, RING_COUNTS, Xdp, XdpMode, XdpSett
 use crate::error::OpenError;
 use crate::port::Port;
 
-/// Opens `afpacket:INTERFACE,...`, for frames in what `outer` says.
-pub(super) fn afpacket(spec: &str, outer: Outer) -> Result<Box<dyn Port>, OpenError> {
-    let Outer { vlan, place } = outer;
+/// Opens `afpacket:INTERFACE,...`, for frames with the encapsulation `encap`.
+pub(super) fn afpacket(spec: &str, encap: Encapsulation) -> Result<Box<dyn Port>, OpenError> {
+    let Encapsulation { vlan, place } = encap;
     let settings = AfPacketSettings { vlan, place, ..afpacket_settings(spec)? };
     Ok(Box::new(AfPacket::open(&settings)?))
 }
 
-/// What `promisc=` or `stations=` says.
+/// Parses `promisc=` or `stations=`.
 fn accept(spec: &str, key: &str, value: &str) -> Result<Accept, OpenError> {
     match (key, value) {
         ("stations", "all") => Ok(Accept::Node),
         ("stations", "own") => Ok(Accept::Own),
-        ("stations", _) => Err(bad(spec, "write stations=own or stations=all")),
+        ("stations", _) => Err(bad_spec(spec, "write stations=own or stations=all")),
         _ => Ok(if yes_or_no(spec, key, value)? { Accept::All } else { Accept::Own }),
     }
 }
@@ -34,7 +36,7 @@ pub(super) fn check_afpacket(spec: &str) -> Result<(), OpenError> {
 
 fn afpacket_settings(spec: &str) -> Result<AfPacketSettings, OpenError> {
     let (interface, options) = place_and_options(spec, "afpacket").ok_or_else(|| {
-        bad(spec, "which interface? write afpacket:eth0; barewire info lists them")
+        bad_spec(spec, "which interface? write afpacket:eth0; barewire info lists them")
     })?;
     let mut settings = AfPacketSettings::named(interface);
     for (key, value) in options {
@@ -53,14 +55,14 @@ fn afpacket_settings(spec: &str) -> Result<AfPacketSettings, OpenError> {
         }
     }
     if !matches!(settings.ring_count, None | Some(64..=65_536)) {
-        return Err(bad(spec, "ring= is 64 to 65536 frames"));
+        return Err(bad_spec(spec, "ring= is 64 to 65536 frames"));
     }
     Ok(settings)
 }
 
 /// Opens `xdp:INTERFACE,...`, likewise.
-pub(super) fn xdp(spec: &str, outer: Outer) -> Result<Box<dyn Port>, OpenError> {
-    let Outer { vlan, place } = outer;
+pub(super) fn xdp(spec: &str, encap: Encapsulation) -> Result<Box<dyn Port>, OpenError> {
+    let Encapsulation { vlan, place } = encap;
     let settings = XdpSettings { vlan, place, ..xdp_settings(spec)? };
     Ok(Box::new(Xdp::open(&settings)?))
 }
@@ -71,8 +73,9 @@ pub(super) fn check_xdp(spec: &str) -> Result<(), OpenError> {
 }
 
 fn xdp_settings(spec: &str) -> Result<XdpSettings, OpenError> {
-    let (interface, options) = place_and_options(spec, "xdp")
-        .ok_or_else(|| bad(spec, "which interface? write xdp:eth0; barewire info lists them"))?;
+    let (interface, options) = place_and_options(spec, "xdp").ok_or_else(|| {
+        bad_spec(spec, "which interface? write xdp:eth0; barewire info lists them")
+    })?;
     let mut settings = XdpSettings::named(interface);
     for (key, value) in options {
         match key {
@@ -81,7 +84,7 @@ fn xdp_settings(spec: &str) -> Result<XdpSettings, OpenError> {
                 settings.mode = Some(match value {
                     "native" => XdpMode::Native,
                     "generic" => XdpMode::Generic,
-                    _ => return Err(bad(spec, "write mode=native or mode=generic")),
+                    _ => return Err(bad_spec(spec, "write mode=native or mode=generic")),
                 });
             }
             "zerocopy" => settings.zero_copy = Some(yes_or_no(spec, key, value)?),
@@ -94,7 +97,7 @@ fn xdp_settings(spec: &str) -> Result<XdpSettings, OpenError> {
             }
             "qdisc" => {
                 let why = "its frames bypass the queueing discipline; afpacket: has qdisc=yes";
-                return Err(bad(spec, why));
+                return Err(bad_spec(spec, why));
             }
             _ => {
                 let known = "queue=, mode=, zerocopy=, busypoll=, mac=, mtu=, ring=, promisc=, \
@@ -105,12 +108,12 @@ fn xdp_settings(spec: &str) -> Result<XdpSettings, OpenError> {
     }
     let is_count = |count: usize| count.is_power_of_two() && RING_COUNTS.contains(&count);
     if settings.ring_count.is_some_and(|count| !is_count(count)) {
-        return Err(bad(spec, "ring= is a power of two from 64 to 16384"));
+        return Err(bad_spec(spec, "ring= is a power of two from 64 to 16384"));
     }
     Ok(settings)
 }
 
-/// What `queue=` says: a number, or the first and the last, or any that is free.
+/// Parses `queue=`: a number, a range, or `free`.
 fn queues(spec: &str, value: &str) -> Result<Queues, OpenError> {
     if value == "free" {
         return Ok(Queues::Free);
@@ -119,7 +122,7 @@ fn queues(spec: &str, value: &str) -> Result<Queues, OpenError> {
     let queues = parse(spec, first)?..=parse(spec, last)?;
     if queues.is_empty() || queues.end() - queues.start() >= QUEUES_MAX {
         let why = format!("write queue=3, or queue=0-3 for several, at most {QUEUES_MAX}");
-        return Err(bad(spec, why));
+        return Err(bad_spec(spec, why));
     }
     Ok(Queues::These(queues))
 }
@@ -136,14 +139,17 @@ pub(super) fn check_udp(spec: &str) -> Result<(), OpenError> {
 
 fn udp_settings(spec: &str) -> Result<UdpSettings, OpenError> {
     let (place, options) = place_and_options(spec, "udp").ok_or_else(|| {
-        bad(spec, "which address of this host? write udp:10.0.0.1, or udp:eth0 for that of eth0")
+        bad_spec(
+            spec,
+            "which address of this host? write udp:10.0.0.1, or udp:eth0 for that of eth0",
+        )
     })?;
     let (host, port) = split_place(place);
     let is_bare = !host.in_brackets && port.is_some_and(|port| port.contains(':'));
     if host.is_v6() && host.bits != Some("96") || is_bare {
         let why = "hosts of a fabric have the first 96 bits of their IPv6 addresses in common; \
                    write udp:[2001:db8::a01:107]/96, or udp:eth0/96 for that of eth0";
-        return Err(bad(spec, why));
+        return Err(bad_spec(spec, why));
     }
     if host.in_brackets {
         parse::<std::net::Ipv6Addr>(spec, host.host)?;
