@@ -131,8 +131,8 @@ const PCS_LINK_OK: u32 = 1 << 0;
 const STATUS_2500: u32 = 1 << 12;
 const STATUS_NOT_2500: u32 = 1 << 13;
 
-/// SMBI: a driver of this port has SWSM, or whoever read it last. SWESMBI: the driver's side has
-/// SW_FW_SYNC, not the firmware.
+/// SMBI: a driver of this port owns SWSM, or a reader has just acquired it. SWESMBI: the driver,
+/// not the firmware, owns SW_FW_SYNC.
 const SWSM_SMBI: u32 = 1 << 0;
 const SWSM_SWESMBI: u32 = 1 << 1;
 

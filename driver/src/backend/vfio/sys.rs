@@ -206,8 +206,8 @@ pub(super) enum Access {
 /// `VFIO_IOMMU_MAP_DMA`.
 ///
 /// # Safety
-/// `len` bytes at `base` stay mapped in this process until they are unmapped, and the device is not
-/// told addresses of memory that something else relies on.
+/// `len` bytes at `base` stay mapped in this process until they are unmapped here, and the device
+/// is given no addresses of memory that other code relies on.
 pub(super) unsafe fn map_dma(
     container: &File,
     base: *mut u8,
@@ -224,13 +224,13 @@ pub(super) unsafe fn map_dma(
     call_with(container, 13, &mut map).map(drop)
 }
 
-/// `VFIO_IOMMU_UNMAP_DMA`; says how many bytes were unmapped.
+/// `VFIO_IOMMU_UNMAP_DMA`; returns the number of unmapped bytes.
 pub(super) fn unmap_dma(container: &File, iova: u64, len: u64) -> io::Result<u64> {
     unmap(container, 0, iova, len)
 }
 
-/// Unmaps all that a container has, behind the back of whoever mapped it: what a test of the IOMMU
-/// does.
+/// Unmaps all mappings of a container without the knowledge of their owners, for tests of the
+/// IOMMU.
 ///
 /// # Errors
 /// The kernel refused.
