@@ -4,9 +4,9 @@ use std::sync::OnceLock;
 
 /// Nanoseconds since an arbitrary moment before the first call; never goes backwards.
 ///
-/// Reads the time-stamp counter where the processor says that it is invariant and the kernel has
-/// not found that it differs between processors (one instruction and a multiplication), else
-/// `CLOCK_MONOTONIC`. While the machine is suspended the counter goes on, or begins anew where
+/// Reads the time-stamp counter (TSC) if the processor declares it invariant and the kernel has not
+/// found it to differ between processors (one instruction and a multiplication), else
+/// `CLOCK_MONOTONIC`. While the machine is suspended the TSC goes on, or restarts where
 /// `/proc/cpuinfo` lacks `nonstop_tsc_s3`; `CLOCK_MONOTONIC` stands still.
 #[inline]
 pub fn now_ns() -> u64 {
@@ -47,8 +47,7 @@ impl Clock {
     }
 }
 
-/// The clocks that the kernel keeps time by, or could. One that it has found wrong is not among
-/// them.
+/// The kernel's usable clock sources. One that it found unreliable is not listed.
 #[cfg(target_arch = "x86_64")]
 const CLOCKSOURCES: &str = "/sys/devices/system/clocksource/clocksource0/available_clocksource";
 
@@ -66,15 +65,15 @@ fn calibrate_tsc() -> Option<Tsc> {
     if __cpuid(0x8000_0000).eax < 0x8000_0007 || __cpuid(0x8000_0007).edx & (1 << 8) == 0 {
         return None;
     }
-    // Where nobody can be asked, as without /sys, the processor is believed.
+    // Without /sys, the processor is trusted.
     if std::fs::read_to_string(CLOCKSOURCES).is_ok_and(|names| !has_tsc(&names)) {
         return None;
     }
-    // SAFETY: user space may read the counter: Linux clears CR4.TSD but for processes that asked
-    // for `PR_TSC_SIGSEGV`, and such a one does not poll a fabric.
+    // SAFETY: user space may read the counter: Linux clears CR4.TSD except for processes that asked
+    // for `PR_TSC_SIGSEGV`, which do not poll a fabric.
     let ticks = || unsafe { _rdtsc() };
-    // A thread that is switched out between the two readings would make the clock run wrong for
-    // the life of the process, so the closest pair of several is taken.
+    // A context switch between the two readings would skew the clock for the life of the process,
+    // so the closest pair of several is used.
     let read = || {
         let pairs = (0..16).map(|_| (ticks(), monotonic_ns(), ticks()));
         let closest = pairs.min_by_key(|(before, _, after)| after.saturating_sub(*before));
@@ -121,8 +120,8 @@ mod tests {
         }
     }
 
-    /// Goal: a counter that the kernel took off its list, as one that is not in step on all
-    /// processors, is not read. Method: lists as kernels write them.
+    /// Goal: a TSC that the kernel removed from its list, as one that is not synchronised, is not
+    /// used. Method: lists as kernels write them.
     #[test]
     #[cfg(target_arch = "x86_64")]
     fn a_counter_that_the_kernel_rejects_is_no_clock() {

@@ -1,4 +1,4 @@
-//! Why a port does not open: one error for all kinds of ports.
+//! Errors of opening a port, for all kinds of ports.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use crate::backend::vfio::VfioError;
 use crate::port::{MTU_MIN, Station};
 
-/// What helps when the file system of a segment is full.
+/// Remedy for a full file system of a segment.
 pub(crate) const ENLARGE: &str =
     "enlarge /dev/shm (mount -o remount,size=1G /dev/shm, of a container --shm-size=1g)";
 
@@ -49,7 +49,7 @@ pub enum OpenError {
         /// Bytes that are.
         free: u64,
     },
-    /// The segment's file is somebody else's, or others could write it.
+    /// The segment's file belongs to another user, or is writable by others.
     #[error("{path} is not safe to use: {why}; remove it (rm {path}) or choose another name",
         path = path.display())]
     NotOurs {
@@ -58,7 +58,7 @@ pub enum OpenError {
         /// What was found.
         why: String,
     },
-    /// The segment's file was written by another version of barewire, or by something else.
+    /// The segment's file has another version of the format, or is no segment.
     #[error(
         "{path} is {found}, this build makes version {version}; end the programs that use it (see: \
          fuser -v {path}) and remove what is left (rm {path}), or choose another name",
@@ -72,7 +72,7 @@ pub enum OpenError {
         /// The version that this build makes.
         version: u64,
     },
-    /// A process of the segment has the address that was asked for.
+    /// Another process of the segment has the requested address.
     #[error(
         "address {station} is in use on {path} by process {pid}; choose another (mac=...) or none",
         path = path.display()
@@ -145,24 +145,24 @@ pub enum OpenError {
         why: String,
         /// What to do about it.
         mend: String,
-        /// The errno that says it best.
+        /// The closest errno.
         errno: i32,
     },
     /// A NIC cannot be taken.
     #[error(transparent)]
     Vfio(#[from] VfioError),
-    /// Some process holds the segment's lock for longer than any operation takes.
+    /// The segment's lock was held for longer than any operation takes.
     #[error("{path} is locked for over {seconds} s; is a process that uses it stopped? see: \
         fuser -v {path}", path = path.display())]
     Locked {
         /// The segment's file.
         path: PathBuf,
-        /// How long was waited.
+        /// Seconds waited.
         seconds: u64,
     },
 }
 
-/// What to do if a process has too many descriptors.
+/// Remedy for a process with too many descriptors.
 pub(crate) const OPEN_FILES: &str = "; raise the limit on open files: ulimit -n 65536";
 
 impl OpenError {
@@ -184,7 +184,7 @@ impl OpenError {
         Self::Device { port: port.into(), why: why.into(), mend: mend.into(), errno }
     }
 
-    /// What a system call for `port` said that has no better explanation.
+    /// The error of a system call for `port` without a better explanation.
     pub(crate) fn unexplained(port: impl Into<String>, what: &str, e: &io::Error) -> Self {
         let errno = e.raw_os_error().unwrap_or(libc::EIO);
         let mend = match errno {
@@ -194,7 +194,7 @@ impl OpenError {
         Self::device(port, errno, format!("{what}: {e}"), mend)
     }
 
-    /// `mtu`, if the fabric can work with it and the port carries it.
+    /// Returns `mtu` if it is within the fabric's minimum and the port's maximum.
     pub(crate) fn check_mtu(mtu: usize, max: usize) -> Result<usize, Self> {
         match (MTU_MIN..=max).contains(&mtu) {
             true => Ok(mtu),
@@ -202,7 +202,7 @@ impl OpenError {
         }
     }
 
-    /// The errno that says it best, for callers that can pass on no more.
+    /// The closest errno, for callers that can report no more.
     pub fn errno(&self) -> i32 {
         match self {
             Self::BadSpec { .. } | Self::BadMtu { .. } | Self::Differs { .. } => libc::EINVAL,

@@ -1,9 +1,8 @@
-//! Lengths of files, and memory for them.
+//! Extending files and writing to them without signals.
 //!
-//! A file that would become longer than this process may make one (`RLIMIT_FSIZE`, `ulimit -f`)
-//! ends the process by a signal (SIGXFSZ) before a call returns `EFBIG`. So the limit is asked
-//! for first, and the call left out. To write to a pipe whose reader has left ends it likewise
-//! (SIGPIPE), unless the program says otherwise, as those in Rust do.
+//! Extending a file beyond `RLIMIT_FSIZE` (`ulimit -f`) raises SIGXFSZ, which ends the process,
+//! before the call returns `EFBIG`. So the limit is checked first. Writing to a pipe without a
+//! reader likewise raises SIGPIPE, unless the program ignores it, as Rust programs do.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -28,8 +27,8 @@ pub fn set_len(file: &File, len: u64) -> io::Result<()> {
     file.set_len(len)
 }
 
-/// Has memory for `len` bytes of `file` from `at` on, which becomes as long if it is shorter: to
-/// write them through a mapping is then no SIGBUS for want of room.
+/// Allocates memory for `len` bytes of `file` at `at`, and extends the file if necessary: writing
+/// them through a mapping then raises no SIGBUS.
 ///
 /// # Errors
 /// Those of fallocate(2), without a signal for `EFBIG`.
@@ -40,8 +39,8 @@ pub fn reserve(file: impl AsFd, at: usize, len: usize) -> io::Result<()> {
         Err(Errno::EINTR) => {}
         done => return Ok(done?),
     }
-    // A signal has tmpfs give back all that it had taken in the call (Linux 6.1; not 6.18): a
-    // program with a timer that is faster than that would never get to the end.
+    // A signal makes tmpfs free everything that the call had allocated (Linux 6.1; not 6.18): with
+    // a fast periodic timer the call would never finish.
     without_signals(|| {
         loop {
             match take() {
@@ -52,7 +51,7 @@ pub fn reserve(file: impl AsFd, at: usize, len: usize) -> io::Result<()> {
     })
 }
 
-/// Writes to a file that was empty, without a signal for `EFBIG` or `EPIPE`.
+/// Writes to an initially empty file, without a signal for `EFBIG` or `EPIPE`.
 pub struct Appender {
     file: File,
     is_regular: bool,
@@ -99,8 +98,8 @@ impl Write for Appender {
     }
 }
 
-/// Runs `write`, whose `EPIPE` is no signal to the program. The kernel sends that signal to the
-/// thread that writes. One that the program holds back since before stays where it is.
+/// Runs `write` with SIGPIPE suppressed. The kernel sends it to the writing thread. A SIGPIPE that
+/// was pending before stays pending.
 fn without_sigpipe(write: impl FnOnce() -> io::Result<usize>) -> io::Result<usize> {
     let (pipe, mut before) = (SigSet::from(Signal::SIGPIPE), SigSet::empty());
     let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
@@ -110,23 +109,23 @@ fn without_sigpipe(write: impl FnOnce() -> io::Result<usize>) -> io::Result<usiz
     let had = poll(&mut waits, PollTimeout::ZERO).is_ok_and(|count| count > 0);
     let written = write();
     if written.as_ref().is_err_and(|why| why.kind() == io::ErrorKind::BrokenPipe) && !had {
-        // There is none if the program ignores them.
+        // None is pending if the program ignores it.
         let _ = pending.read_signal();
     }
     pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(&before), None)?;
     written
 }
 
-/// Whether this process may make a file of `len` bytes.
+/// Checks that this process may create a file of `len` bytes.
 ///
 /// # Errors
-/// `EFBIG`: that is more than its limit.
+/// `EFBIG`: above `RLIMIT_FSIZE`.
 pub fn check_len(len: u64) -> io::Result<()> {
     let (limit, _) = getrlimit(Resource::RLIMIT_FSIZE)?;
     if len <= limit { Ok(()) } else { Err(Errno::EFBIG.into()) }
 }
 
-/// As [`check_len`], of `file`, which may be as long already, or no regular file.
+/// As [`check_len`], for `file`, which passes if it is that long already, or no regular file.
 fn check(file: impl AsFd, len: u64) -> io::Result<()> {
     let Err(too_long) = check_len(len) else { return Ok(()) };
     let stat = fstat(&file)?;
@@ -141,8 +140,8 @@ mod tests {
     use crate::alone::is_alone;
     use nix::sys::resource::setrlimit;
 
-    /// Goal: who may make no long files is told so by an error and lives, and uses one that others
-    /// have made as long as before.
+    /// Goal: exceeding `RLIMIT_FSIZE` is an error and no signal, and an existing longer file stays
+    /// usable.
     #[test]
     fn a_limit_on_files_is_an_error() {
         if !is_alone("file::tests::a_limit_on_files_is_an_error", |_| ()) {
@@ -168,10 +167,10 @@ mod tests {
         appender.write_all(&[7; 4000]).unwrap();
         assert_eq!(errno(appender.write_all(&[7; 97])), Some(libc::EFBIG));
         appender.write_all(&[7; 96]).unwrap();
-        // What is no file has no length.
+        // A device has no length.
         let mut appender = Appender::from(File::create("/dev/null").unwrap());
         appender.write_all(&[7; 5000]).unwrap();
-        // What the test writes may go to a file as well.
+        // The test's output may go to a file.
         setrlimit(Resource::RLIMIT_FSIZE, soft, hard).unwrap();
     }
 }

@@ -1,4 +1,4 @@
-//! A frame on its way out and a frame on its way in.
+//! Descriptions of frames to send ([`TxFrame`]) and of received frames ([`RxFrame`]).
 
 use std::marker::PhantomData;
 
@@ -11,23 +11,21 @@ use crate::station::Station;
 /// Bytes of destination, source and EtherType that start every frame.
 pub const ETH_HDR_LEN: usize = 14;
 
-/// EtherType of every frame of the fabric: the first of the two that IEEE 802 leaves to local
-/// experiments.
+/// EtherType of the fabric's frames: the first of IEEE 802's two local experimental EtherTypes.
 pub const ETHERTYPE: u16 = 0x88b5;
 
-/// Where the numbers of a frame's destination and source stand, little-endian: the same in every
-/// packet (docs/wire.md).
+/// Offsets of the destination's and the source's station number, little-endian, in every packet
+/// (docs/wire.md).
 pub const DST_NUMBER_AT: usize = 32;
 /// See [`DST_NUMBER_AT`].
 pub const SRC_NUMBER_AT: usize = 34;
-/// Bytes that every frame of the fabric has at least.
+/// Minimum length of the fabric's frames.
 pub const FRAME_MIN: usize = 40;
 
-/// The station whose MAC lies at `mac_at` and whose number at `number_at`, as [`Station::word`]
-/// has it.
+/// The station with its MAC at `mac_at` and its number at `number_at`, as [`Station::word`].
 ///
 /// # Panics
-/// If there is no MAC.
+/// If `head` is too short for the MAC.
 #[inline(always)]
 pub(crate) fn word_at(head: &[u8], mac_at: usize, number_at: usize) -> u64 {
     let mut word = [0; 8];
@@ -38,10 +36,10 @@ pub(crate) fn word_at(head: &[u8], mac_at: usize, number_at: usize) -> u64 {
     u64::from_le_bytes(word)
 }
 
-/// Writes the addresses of `frame`: both MACs and, if it is so long, the numbers behind them.
+/// Writes both MACs of `frame` and, if it is long enough, both station numbers.
 ///
 /// # Panics
-/// If there are no 12 bytes.
+/// If it is shorter than 12 bytes.
 pub fn address(frame: &mut [u8], dst: Station, src: Station) {
     for (mac_at, number_at, of) in [(0, DST_NUMBER_AT, dst), (6, SRC_NUMBER_AT, src)] {
         frame[mac_at..mac_at + 6].copy_from_slice(&of.mac.0);
@@ -58,7 +56,7 @@ pub(crate) fn addressed(dst: Station, src: Station, mut frame: Vec<u8>) -> Vec<u
     frame
 }
 
-/// What stands between the head and the tail of a frame.
+/// The body of a frame, between head and tail.
 #[derive(Clone, Copy)]
 pub enum Body<'a> {
     /// Bytes that the caller owns. Empty for none.
@@ -72,8 +70,8 @@ pub enum Body<'a> {
         /// Number of bytes; `offset + len` is at most `buf.len()`.
         len: usize,
     },
-    /// The bytes of a received frame from `offset` on, which is at most its length: for who passes
-    /// frames on. Their sender may write them until they are copied.
+    /// The bytes of a received frame from `offset` on, which is at most its length: for forwarding.
+    /// The sender may still write them until they are copied.
     Frame {
         /// The frame, lent by another port.
         frame: &'a RxFrame<'a>,
@@ -99,7 +97,7 @@ impl Body<'_> {
         self.len() == 0
     }
 
-    /// Copies all of it to `dst`, which is exactly as long.
+    /// Copies the body to `dst`, which has exactly its length.
     pub fn copy_to(&self, dst: &mut [u8]) {
         match *self {
             Body::Bytes(b) => dst.copy_from_slice(b),
@@ -128,7 +126,7 @@ impl Body<'_> {
     }
 }
 
-/// A frame to send: head (Ethernet header and everything of ours before the payload), body, tail.
+/// A frame to send: head (Ethernet and fabric headers), body, tail.
 #[derive(Clone, Copy)]
 pub struct TxFrame<'a> {
     /// Starts with the 14-byte Ethernet header.
@@ -140,7 +138,7 @@ pub struct TxFrame<'a> {
 }
 
 impl<'a> TxFrame<'a> {
-    /// A frame that lies in one piece.
+    /// A frame in one contiguous slice.
     #[inline]
     pub fn whole(bytes: &'a [u8]) -> Self {
         Self { head: bytes, body: Body::Bytes(&[]), tail: &[] }
@@ -158,7 +156,7 @@ impl<'a> TxFrame<'a> {
         self.len() == 0
     }
 
-    /// The station that it is for. The number is 0 in a frame that is too short to have one.
+    /// Destination station. The number is 0 in a frame that is too short to have one.
     #[inline]
     pub fn dst(&self) -> Station {
         Station::from_word(self.dst_word())
@@ -170,7 +168,7 @@ impl<'a> TxFrame<'a> {
         word_at(self.head, 0, DST_NUMBER_AT)
     }
 
-    /// The station that it is from, likewise.
+    /// Source station, as [`Station::word`].
     #[inline]
     pub(crate) fn src_word(&self) -> u64 {
         word_at(self.head, 6, SRC_NUMBER_AT)
@@ -189,7 +187,7 @@ impl<'a> TxFrame<'a> {
         self.len()
     }
 
-    /// Where the body lies, if it is in one piece for sure.
+    /// Address and length of the body, if it is known to be contiguous.
     #[inline(always)]
     pub(crate) fn body_in_one_piece(&self) -> Option<(*const u8, usize)> {
         match self.body {
@@ -202,8 +200,8 @@ impl<'a> TxFrame<'a> {
         }
     }
 
-    /// Whether head and tail are of the lengths that `copy_short_to_raw`
-    /// (Self::copy_short_to_raw) is made for: headers of the fabric, a checksum or none.
+    /// Whether head and tail have the lengths that `copy_short_to_raw` is made for: fabric headers,
+    /// a checksum or none.
     #[inline(always)]
     pub(crate) fn fits_short_copy(&self) -> bool {
         self.head.len() >= FRAME_MIN && matches!(self.tail.len(), 0 | 4)
@@ -212,8 +210,8 @@ impl<'a> TxFrame<'a> {
     /// Copies the whole frame to `dst` without a call; `body` is what
     /// [`body_in_one_piece`](Self::body_in_one_piece) said.
     ///
-    /// From its end to its start: a receiver looks at the first line all the time, and takes it
-    /// away from the writer whenever it does, so that line should be written last and at once.
+    /// Copies from end to start: a polling receiver reads the first cache line all the time and
+    /// takes it away from the writer each time, so that line is written last.
     ///
     /// # Safety
     /// As [`copy_to_raw`](Self::copy_to_raw); the frame
@@ -236,7 +234,7 @@ impl<'a> TxFrame<'a> {
         }
     }
 
-    /// Copies the whole frame to `dst`: the one copy that a frame makes on its way out.
+    /// Copies the whole frame to `dst`: the one copy on the send path.
     ///
     /// # Safety
     /// [`len`](Self::len) bytes at `dst` are writable and overlap no memory of the frame. Others
@@ -261,8 +259,8 @@ impl<'a> TxFrame<'a> {
         }
     }
 
-    /// As [`copy_to_raw`](Self::copy_to_raw), for another processor that reads the frame next: a
-    /// long body goes the way that `stores` chooses.
+    /// As [`copy_to_raw`](Self::copy_to_raw), for a frame that another processor reads next:
+    /// `stores` chooses between cached and non-temporal stores for a long body.
     ///
     /// # Safety
     /// As `copy_to_raw`.
@@ -283,17 +281,18 @@ impl<'a> TxFrame<'a> {
     }
 }
 
-/// Writes the first `H` bytes of a frame. (A function, unlike a closure, is inlined if it says so.)
+/// Writes the first `H` bytes of a frame. A trait rather than a closure, because a trait method can
+/// be marked `#[inline(always)]`.
 pub trait WriteHead<const H: usize> {
     /// Writes all of them.
     fn fill(&self, out: &mut HeadBuf<H>);
 }
 
-/// The first `H` bytes of a frame that is being written where it goes.
+/// Write access to the first `H` bytes of a frame in its ring slot.
 pub struct HeadBuf<const H: usize>(*mut u8);
 
 impl<const H: usize> HeadBuf<H> {
-    /// The head of a frame that goes to `to`.
+    /// The head of a frame at `to`.
     ///
     /// # Safety
     /// `H` bytes at `to` are writable as long as this is used. Others may read them meanwhile.
@@ -302,7 +301,7 @@ impl<const H: usize> HeadBuf<H> {
         Self(to)
     }
 
-    /// Writes `W` bytes at `AT`; outside of the head does not compile.
+    /// Writes `W` bytes at `AT`; an offset outside of the head does not compile.
     #[inline(always)]
     pub fn set<const AT: usize, const W: usize>(&mut self, bytes: [u8; W]) {
         const { assert!(AT + W <= H) };
@@ -311,15 +310,16 @@ impl<const H: usize> HeadBuf<H> {
     }
 }
 
-/// What follows the head of a short frame. (Not a closure, which would be called.)
+/// The part of a short frame behind its head. A trait rather than a closure, because closures are
+/// not always inlined.
 ///
 /// # Safety
-/// It writes as many bytes as it says it has.
+/// `fill` writes exactly `size` bytes.
 pub unsafe trait WriteBody {
-    /// With the head it may be more than `SHORT` bytes.
+    /// Head and body may exceed `SHORT` bytes.
     const LONG: bool = false;
 
-    /// Bytes that it has.
+    /// Number of bytes.
     fn size(&self) -> usize;
 
     /// Writes them.
@@ -344,8 +344,7 @@ unsafe impl WriteBody for InlineBytes {
     }
 }
 
-/// A word, if there is one, behind it memory of the application's, and behind that a checksum, if
-/// there is one.
+/// An optional word, application memory, and an optional checksum.
 pub(crate) struct PrefixedBody {
     word: Option<u64>,
     /// Where `len` bytes are lent to be read.
@@ -355,14 +354,14 @@ pub(crate) struct PrefixedBody {
 }
 
 impl PrefixedBody {
-    /// `word`, and `len` bytes at `offset` of `body`, if they are in one piece for sure.
+    /// `word` and `len` bytes at `offset` of `body`, if they are known to be contiguous.
     #[inline(always)]
     pub(crate) fn of(word: Option<u64>, body: &IoBuf, offset: usize, len: usize) -> Option<Self> {
         let from = body.in_one_piece(offset, len)?;
         Some(Self { word, from, len, crc: None })
     }
 
-    /// With `crc` behind, if there is one.
+    /// Appends `crc`, if any.
     #[inline(always)]
     pub(crate) fn with(self, crc: Option<u32>) -> Self {
         Self { crc, ..self }
@@ -395,7 +394,7 @@ unsafe impl WriteBody for PrefixedBody {
     }
 }
 
-/// Memory of the application's, as much as a frame holds.
+/// Application memory, up to a whole frame.
 pub(crate) struct LongBody {
     /// Where `len` bytes are lent to be read.
     from: *const u8,
@@ -428,8 +427,8 @@ unsafe impl WriteBody for LongBody {
 
 /// A received frame, lent by the port for the length of a call.
 ///
-/// Its bytes may lie in memory that a hostile process can still write, so there is no way to
-/// borrow them: what is to be checked is copied first.
+/// Its bytes may be in memory that a hostile process can still write, so they cannot be borrowed:
+/// what is to be validated is copied first.
 pub struct RxFrame<'a> {
     base: *const u8,
     len: usize,
@@ -446,7 +445,7 @@ impl<'a> RxFrame<'a> {
         Self { base, len, near: false, marked: false, memory: PhantomData }
     }
 
-    /// A frame in memory that others may write.
+    /// A frame in memory that another process may write.
     ///
     /// # Safety
     /// `len` bytes from `base` are mapped and readable for `'a`. Another process may write them
@@ -456,56 +455,56 @@ impl<'a> RxFrame<'a> {
         Self { base, len, near: false, marked: false, memory: PhantomData }
     }
 
-    /// The same once more, for a call that is not inlined: what lies in memory for it is then not
-    /// the frame that others look at.
+    /// A second handle on the same frame, for a call that is not inlined: only the copy is spilled
+    /// to memory for it, and the original stays in registers.
     #[inline(always)]
     pub fn again(&self) -> Self {
         let Self { base, len, near, marked, memory } = *self;
         Self { base, len, near, marked, memory }
     }
 
-    /// The same, out of memory that its sender, a process of this node, alone can have written: for
-    /// ports that have [near stations](crate::port::Port::is_near).
+    /// The same frame, marked as near: it was received through memory that only its sender, a
+    /// process of this node, can have written. For ports that have [near
+    /// stations](crate::port::Port::is_near).
     #[inline(always)]
     pub fn as_near(&self) -> Self {
         Self { near: true, ..self.again() }
     }
 
-    /// The same, or not: a queue on its way was long, as a router or a switch has written into what
-    /// was around it (ECN, RFC 3168: congestion experienced).
+    /// The same frame with or without the ECN congestion mark (RFC 3168: congestion experienced) of
+    /// its outer header.
     #[inline(always)]
     pub fn with_mark(&self, marked: bool) -> Self {
         Self { marked, ..self.again() }
     }
 
-    /// The same, from a port around another that tells nobody which stations are near.
+    /// The same frame without the near mark, from a wrapping port without near stations.
     #[inline(always)]
     pub fn as_far(&self) -> Self {
         Self { near: false, ..self.again() }
     }
 
-    /// The `len` bytes at `offset` as a frame of their own: one that this one carries. `None` if
-    /// there are not as many.
+    /// The `len` bytes at `offset` as a frame, for decapsulation. `None` if out of range.
     #[inline]
     pub fn part(&self, offset: usize, len: usize) -> Option<Self> {
         let fits = offset <= self.len && len <= self.len - offset;
         fits.then(|| Self { base: self.base.wrapping_add(offset), len, ..self.again() })
     }
 
-    /// Whether it came from a process of this node through memory, by a port that tells near
-    /// stations from far ones; false on all others.
+    /// Whether it was received from a process of this node through shared memory, on a port with
+    /// near stations; false on all others.
     #[inline(always)]
     pub fn is_near(&self) -> bool {
         self.near
     }
 
-    /// Whether it says that a queue on its way was long: see [`with_mark`](Self::with_mark).
+    /// Whether it has the congestion mark: see [`with_mark`](Self::with_mark).
     #[inline(always)]
     pub fn is_marked(&self) -> bool {
         self.marked
     }
 
-    /// The stations that it says it is for and from. `None` if it is too short to say so.
+    /// Destination and source stations of its header, not validated. `None` if it is too short.
     pub fn stations(&self) -> Option<[Station; 2]> {
         let head: [u8; FRAME_MIN] = self.first_chunk()?;
         let words = [word_at(&head, 0, DST_NUMBER_AT), word_at(&head, 6, SRC_NUMBER_AT)];
@@ -558,8 +557,8 @@ impl<'a> RxFrame<'a> {
         true
     }
 
-    /// Copies `len` bytes at `offset` out, at most [`U128_LEN`], and zeros behind them, as a
-    /// little-endian number; `None` if there are not as many or they are more.
+    /// Copies `len` bytes at `offset`, at most [`U128_LEN`], zero-extended as a little-endian
+    /// number; `None` if out of range or longer.
     #[inline(always)]
     pub fn u128_at(&self, offset: usize, len: usize) -> Option<u128> {
         if len > U128_LEN || offset > self.len || self.len - offset < len {
@@ -575,8 +574,8 @@ impl<'a> RxFrame<'a> {
         Some(u128::from_le_bytes(few))
     }
 
-    /// Copies `len` bytes at `offset` to `buf_offset` of the application's memory: the one copy
-    /// that a received payload makes.
+    /// Copies `len` bytes at `offset` to `buf_offset` of application memory: the one copy on the
+    /// receive path.
     ///
     /// # Panics
     /// If the frame or `buf` is too short; the caller has checked both against the header.
@@ -588,8 +587,8 @@ impl<'a> RxFrame<'a> {
         unsafe { buf.write_from_raw(buf_offset, self.base.add(offset), len) }
     }
 
-    /// Copies as many bytes at `offset` to `span` as it has: most often a word. False, and nothing
-    /// copied, if there are not as many.
+    /// Fills `span` with the bytes at `offset`; most often one word. False, and nothing copied, if
+    /// the frame has fewer.
     #[inline(always)]
     pub fn fill_span(&self, offset: usize, span: &Span) -> bool {
         let (to, len) = (span.base(), span.len());
@@ -611,8 +610,8 @@ impl<'a> RxFrame<'a> {
         true
     }
 
-    /// As [`copy_to_io`](Self::copy_to_io) to the start of one piece of memory, without a call if
-    /// the bytes are few.
+    /// As [`copy_to_io`](Self::copy_to_io) to the start of contiguous memory, inlined if the bytes
+    /// are few.
     ///
     /// # Panics
     /// As `copy_to_io`.
@@ -633,10 +632,9 @@ impl<'a> RxFrame<'a> {
         if offset > self.len || self.len - offset < len {
             return None;
         }
-        // The checksum guards against accidents, never against a writer who races with us, so
-        // reading the bytes a second time later is no hole. They are copied in pieces because a
+        // The checksum protects against accidental corruption, not against a concurrent writer, so
+        // reading the bytes again later is no vulnerability. They are copied in blocks because a
         // slice must not change under its reader.
-        // SAFETY: `len` bytes at `offset` are mapped, as was just checked.
         Some(unsafe { crc32c_of_raw(crc, self.base.add(offset), len) })
     }
 

@@ -3,15 +3,15 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// An Ethernet address, in the order it has on the wire.
+/// An Ethernet address, in wire order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct MacAddr(pub [u8; 6]);
 
 impl MacAddr {
-    /// All stations of the segment.
+    /// The broadcast address.
     pub const BROADCAST: Self = Self([0xff; 6]);
 
-    /// A locally administered unicast address that nobody is likely to have had before.
+    /// A random locally administered unicast address.
     pub(crate) fn random() -> Self {
         use std::hash::{BuildHasher, Hasher, RandomState};
         let mut hasher = RandomState::new().build_hasher();
@@ -22,18 +22,18 @@ impl MacAddr {
         mac
     }
 
-    /// Whether it can be the address of one station.
+    /// Whether it is a unicast address other than zero.
     pub fn is_single(self) -> bool {
         !self.is_group() && self != Self::default()
     }
 
-    /// As NICs have it in two registers.
+    /// Decodes the address from two NIC registers.
     pub(crate) fn from_registers(low: u32, high: u32) -> Self {
         let ([a, b, c, d], [e, f, ..]) = (low.to_le_bytes(), high.to_le_bytes());
         Self([a, b, c, d, e, f])
     }
 
-    /// See [`from_registers`](Self::from_registers); the upper half of the second is 0.
+    /// Encodes the address for two NIC registers; the upper half of the second is 0.
     pub(crate) fn registers(self) -> [u32; 2] {
         let [a, b, c, d, e, f] = self.0;
         [[a, b, c, d], [e, f, 0, 0]].map(u32::from_le_bytes)
@@ -50,7 +50,8 @@ impl MacAddr {
         u64::from_be_bytes([0, 0, b[0], b[1], b[2], b[3], b[4], b[5]])
     }
 
-    /// The address in the lower 48 bits of a word, as eight bytes of a frame read it: to compare.
+    /// The address in the lower 48 bits of a word, as the first eight bytes of a frame load it: for
+    /// comparisons.
     pub const fn frame_word(self) -> u64 {
         let b = self.0;
         u64::from_le_bytes([b[0], b[1], b[2], b[3], b[4], b[5], 0, 0])

@@ -1,9 +1,9 @@
-//! The one trait every device implements, and what a device says of itself.
+//! The `Port` trait that every backend implements, its capabilities and its counters.
 //!
-//! Frames are not queued between a port and its user. A frame to send is described by the caller
-//! and copied by the port straight into device memory (one copy in); a frame received is lent to
-//! the caller where the device put it and is copied once, to where the application wants it (one
-//! copy out). So neither side allocates and a frame has no owner to forget it.
+//! No frames are queued between a port and its user. A frame to send is described by the caller and
+//! copied by the port directly into device memory (one copy); a received frame is lent to the
+//! caller in device memory and copied once, to its destination in the application (one copy). So
+//! neither side allocates, and frames have no owner.
 
 use std::any::Any;
 use std::ops::Add;
@@ -24,37 +24,37 @@ pub const MTU_MIN: usize = 256;
 /// Fixed facts of a port, true for its life.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortCaps {
-    /// The address that frames to this port alone carry.
+    /// Station address of the port, which frames to it carry.
     pub station: Station,
     /// Largest number of bytes after the 14-byte Ethernet header that a frame may carry, either
     /// way. At least [`MTU_MIN`] or the fabric does not open on this port.
     pub mtu: usize,
-    /// A unicast frame that [`Port::tx`] answered [`Tx::Sent`] for lies, unchanged and in order, in
-    /// the receiver's memory: it can be lost only with the receiver, and survives the sender.
+    /// A unicast frame that [`Port::tx`] answered [`Tx::Sent`] for is in the receiver's memory,
+    /// unchanged and in order: it can be lost only with the receiver, and survives the sender.
     pub lossless: bool,
     /// [`Port::tx`] can take the body of a frame from registered memory without copying it.
     pub gather: bool,
-    /// Round trip below which a retransmission timer would only fire on scheduling noise,
-    /// nanoseconds: 100,000 on hardware, 1,000,000 through a kernel.
+    /// Floor of the retransmission timeout, nanoseconds: below it the timer would only fire on
+    /// scheduling noise. 100,000 on hardware, 1,000,000 through a kernel.
     pub rto_floor_ns: u64,
-    /// Frames pass the network stack of a kernel: one costs as much as many small messages.
+    /// Frames pass a kernel's network stack: one frame costs as much as many small messages.
     pub via_kernel: bool,
     /// [`Port::presence`] answers for every station, so silence says nothing about a peer's life.
     pub tells_presence: bool,
-    /// [`mtu`](Self::mtu) of frames to and from near stations, on a port that has such besides the
-    /// others: processes of this node that it reaches through memory ([`Port::is_near`]). 0 on all
-    /// other ports. To near stations the port loses and damages nothing, and it tells their
-    /// presence, whatever is said here of the others.
+    /// [`mtu`](Self::mtu) of frames to and from near stations: processes of this node that the port
+    /// reaches through shared memory ([`Port::is_near`]). 0 on ports without near stations. Towards
+    /// near stations the port is lossless, does not corrupt frames and reports presence, whatever
+    /// the other fields say.
     pub near_mtu: usize,
     /// Link speed, bit/s, as the device reports it; 0 if it does not.
     pub link_bps: u64,
-    /// The string that would open this port again, such as `shm:job7`.
+    /// The name that opens this port again, such as `shm:job7`.
     pub name: String,
 }
 
 impl PortCaps {
-    /// A lossy port on hardware that gathers nothing, tells no presence and does not know its
-    /// speed, which is what most have in common.
+    /// Capabilities common to most ports: lossy, hardware, no gather, no presence, unknown link
+    /// speed.
     pub fn new(station: impl Into<Station>, mtu: usize, name: impl Into<String>) -> Self {
         Self {
             station: station.into(),
@@ -71,35 +71,36 @@ impl PortCaps {
     }
 }
 
-/// What became of a frame given to [`Port::tx`].
+/// Result of [`Port::tx`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tx {
-    /// The port has it; its bytes may be reused.
+    /// The port has the frame; its bytes may be reused.
     Sent,
     /// The ring (the port's, or on a shared segment the receiver's) has no room. The frame was not
-    /// taken: try again after a while. Back-pressure, not an error.
+    /// taken: retry later. Back-pressure, not an error.
     Full,
-    /// Nobody on the segment has the destination address, and the port can tell. Not taken.
+    /// No station on the segment has the destination address, and the port can tell. The frame was
+    /// not taken.
     NoRoute,
 }
 
-/// What a port knows of the process behind a station address.
+/// State of the process with a station address, as far as the port knows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Presence {
-    /// The port cannot tell (any wire), or frames of a dead station are still to be received.
+    /// The port cannot tell (any wire), or frames of a dead process are still to be received.
     #[default]
     Unknown,
     /// The process lives: it runs, sleeps, computes or is stopped.
     Present,
-    /// The process lives, and the port lacked memory when the last frame to it was to be sent.
+    /// The process lives, and the port had no memory for the last frame to it.
     Starved,
-    /// Nobody has the address, and every frame sent from it has been received.
+    /// No process has the address, and every frame sent from it has been received.
     Absent,
 }
 
-/// The device is gone: unplugged, removed, or its segment destroyed. Nothing will work again.
+/// The device is gone: unplugged, removed, or its segment destroyed. The port is unusable for good.
 ///
-/// A pointer, so that a result that may hold it stays two words.
+/// Boxed, so that a `Result` with it stays two words.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("port {} is gone: {}", .0.port, .0.why)]
 pub struct PortGone(Box<Gone>);
@@ -111,7 +112,7 @@ struct Gone {
 }
 
 impl PortGone {
-    /// The port named `port` ([`PortCaps::name`]) is gone, and `why`, for a person.
+    /// The port named `port` ([`PortCaps::name`]) is gone; `why` is the reason, for the log.
     #[cold]
     pub fn new(port: &str, why: &str) -> Self {
         Self(Box::new(Gone { port: port.into(), why: why.into() }))
@@ -128,19 +129,19 @@ impl PortGone {
     }
 }
 
-/// Takes the frames of a receive burst.
+/// Receives the frames of a burst.
 pub trait RxSink {
     /// Called for every frame of the burst before [`frame`](Self::frame) is called for the first,
-    /// so that the memory a frame will need can be on its way. Does nothing by default.
+    /// to prefetch the memory that handling the frame needs. Does nothing by default.
     fn prefetch(&mut self, frame: &RxFrame<'_>) {
         let _ = frame;
     }
 
-    /// Takes one frame, Ethernet header first. It is gone when this returns.
+    /// Handles one frame, which starts with the Ethernet header. The loan ends when this returns.
     fn frame(&mut self, frame: &RxFrame<'_>);
 
-    /// As [`frame`](Self::frame), from a port that can send short answers while it lends. Sends
-    /// none by default.
+    /// As [`frame`](Self::frame), from a port through which replies can be sent during the loan.
+    /// Sends none by default.
     #[inline(always)]
     fn frame_with(&mut self, frame: &RxFrame<'_>, back: impl InPlaceTx)
     where
@@ -151,14 +152,14 @@ pub trait RxSink {
     }
 }
 
-/// Sends short frames: `H` bytes that `head` writes, all of them, and what follows them, to `dst`,
-/// a [`Station::word`]. Whoever sleeps is woken. False, and nothing has happened, if there is more
-/// to it than to write it.
+/// Sends short frames to `dst` (a [`Station::word`]): `H` bytes that `head` writes, all of them,
+/// and a body. Wakes a sleeping receiver. Returns false, and nothing has happened, if the frame
+/// cannot be written into the ring at once; the caller then uses [`Port::tx`].
 pub trait InPlaceTx {
-    /// [`PortCaps::lossless`], where the type of the port alone says so.
+    /// [`PortCaps::lossless`], if the port's type alone determines it.
     const LOSSLESS: bool = false;
 
-    /// Sends `rest` behind the head.
+    /// Sends the head and `rest`.
     fn tx_in_place<const H: usize, R: WriteBody>(
         &mut self,
         dst: u64,
@@ -166,7 +167,7 @@ pub trait InPlaceTx {
         rest: &R,
     ) -> bool;
 
-    /// Sends `few` behind the head.
+    /// Sends the head and `few`.
     #[inline(always)]
     fn tx_inline<const H: usize>(
         &mut self,
@@ -177,8 +178,8 @@ pub trait InPlaceTx {
         self.tx_in_place(dst, head, &few)
     }
 
-    /// Sends `word`, if there is one, then all of `body`, and then `crc`, if there is one, as it
-    /// stands in a frame. False also if the body is not in one piece.
+    /// Sends `word` (if any), all of `body`, and the checksum `crc` (if any, little-endian) behind
+    /// the head. False also if the body is not contiguous.
     #[inline(always)]
     fn tx_checked<const H: usize>(
         &mut self,
@@ -207,9 +208,9 @@ pub trait InPlaceTx {
         sent
     }
 
-    /// As [`tx_short`](Self::tx_short), but that whoever sleeps is woken may be left to
-    /// [`finish`](Self::finish), which is to be called next if this was true: so who has more to
-    /// do for the frame can do it first, and keeps nothing over a call.
+    /// As [`tx_short`](Self::tx_short), but the wake-up of a sleeping receiver may be deferred to
+    /// [`finish`](Self::finish), which has to be called next if this returned true. The caller can
+    /// do its own bookkeeping in between without spilling registers over a call.
     #[inline(always)]
     fn begin_short<const H: usize>(
         &mut self,
@@ -222,7 +223,7 @@ pub trait InPlaceTx {
         self.begin_in_place(dst, head, &rest)
     }
 
-    /// As [`tx_in_place`](Self::tx_in_place), with the rest as in
+    /// As [`tx_in_place`](Self::tx_in_place), with the deferred wake-up of
     /// [`begin_short`](Self::begin_short).
     #[inline(always)]
     fn begin_in_place<const H: usize, R: WriteBody>(
@@ -234,12 +235,12 @@ pub trait InPlaceTx {
         self.tx_in_place(dst, head, rest)
     }
 
-    /// Does what is left of the frame that was sent last.
+    /// Completes the last frame sent by a `begin_` method.
     #[inline(always)]
     fn finish(&mut self) {}
 
-    /// Sends `len` bytes from `at` of `body`. False also if they are more than a frame holds, or
-    /// not all there in one piece.
+    /// Sends `len` bytes at `at` of `body`. False also if they exceed a frame, are out of range or
+    /// not contiguous.
     #[inline(always)]
     fn tx_part<const H: usize>(
         &mut self,
@@ -257,7 +258,7 @@ pub trait InPlaceTx {
         self.tx_in_place(dst, head, &rest)
     }
 
-    /// As [`tx_in_place`](Self::tx_in_place), by itself, since most frames are short.
+    /// As [`tx_in_place`](Self::tx_in_place), not inlined, since most frames are short.
     #[doc(hidden)]
     #[inline(never)]
     fn tx_long<const H: usize, R: WriteBody>(
@@ -270,8 +271,8 @@ pub trait InPlaceTx {
     }
 }
 
-/// The sending side of a port that lends a frame. (Not the port itself, which could be exchanged
-/// for another while its memory is lent.)
+/// The transmit side of a port during the loan of a frame. Not the port itself, which could be
+/// replaced while its memory is lent.
 pub(crate) struct ReplyTx<'a, P>(pub(crate) &'a mut P);
 
 impl<P: InPlaceTx> InPlaceTx for ReplyTx<'_, P> {
@@ -288,11 +289,11 @@ impl<P: InPlaceTx> InPlaceTx for ReplyTx<'_, P> {
     }
 }
 
-/// The sending side of a port inside of another one, which does not promise what that one's type
-/// does.
-pub(crate) struct Inside<B>(pub(crate) B);
+/// The transmit side of a port inside another port, without the promise of [`InPlaceTx::LOSSLESS`],
+/// which is that of its own type.
+pub(crate) struct LossyTx<B>(pub(crate) B);
 
-impl<B: InPlaceTx> InPlaceTx for Inside<B> {
+impl<B: InPlaceTx> InPlaceTx for LossyTx<B> {
     #[inline(always)]
     fn tx_in_place<const H: usize, R: WriteBody>(
         &mut self,
@@ -304,18 +305,18 @@ impl<B: InPlaceTx> InPlaceTx for Inside<B> {
     }
 }
 
-/// A port whose type is known where it is used, so that nothing stands between a node and it: most
-/// often a short frame can be written at once, and the few that have come be taken, and there is
-/// nothing else to ask. Neither finds that the port has gone, and so it is with [`Port::tx`] and
-/// [`Port::flush`] of such a port.
+/// A port whose static type is known to the node, so that its fast path is inlined: usually a short
+/// frame can be written at once, and the few pending frames be received, without other checks.
+/// Neither method detects a lost device, and [`Port::tx`] and [`Port::flush`] of such a port do not
+/// either.
 pub trait FastPort: Port + InPlaceTx {
-    /// What most polls are: takes what has come and says how many frames that were, none if none.
-    /// `None`, and nothing was taken, if there is more to look at: then it is for
-    /// [`Port::rx_burst`]. It is not counted as a poll: see [`count`](Self::count).
+    /// Fast receive poll: receives the pending frames and returns their number. `None`, and nothing
+    /// was received, if [`Port::rx_burst`] has to be called instead. Polls are not counted here:
+    /// see [`count`](Self::count).
     fn rx_poll(&mut self, sink: &mut impl RxSink) -> Option<usize>;
 
-    /// Counts as many polls as were made by [`rx_poll`](Self::rx_poll) since the last
-    /// [`Port::rx_burst`], so that the next one looks after the port as often as it should.
+    /// Adds the number of [`rx_poll`](Self::rx_poll) calls since the last [`Port::rx_burst`], so
+    /// that the port's periodic checks keep their interval.
     fn count(&mut self, polls: u32);
 }
 
@@ -337,14 +338,14 @@ impl<F: FnMut(&RxFrame<'_>)> RxSink for F {
     }
 }
 
-/// What a port counted since it was opened. Every frame that was not passed on has its cause here.
+/// Counters of a port since it was opened. Every frame that was not delivered is counted by cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortCounters {
     /// Frames lent to the sink, and their bytes with Ethernet headers.
-    // Not beside their bytes: the compiler would add to both at once, which takes three times as
-    // many instructions.
+    // Not next to the byte counter: the compiler would update both by one vector addition, which
+    // takes three times as many instructions.
     pub rx_frames: u64,
-    /// Frames taken from the caller.
+    /// Frames accepted from the caller.
     pub tx_frames: u64,
     /// Bytes of `rx_frames`.
     pub rx_bytes: u64,
@@ -354,29 +355,30 @@ pub struct PortCounters {
     pub tx_full: u64,
     /// Calls that answered [`Tx::NoRoute`].
     pub tx_no_route: u64,
-    /// Received frames dropped by the port: malformed, too long, or their sender died half way.
+    /// Received frames dropped by the port: malformed, too long, or incomplete because the sender
+    /// died.
     pub rx_dropped: u64,
-    /// Frames the port itself lost on the way out: a full ring for a group address, longer than
-    /// the other side takes, or on purpose (the `fault` port).
+    /// Sent frames dropped by the port: a full ring for a multicast frame, longer than the
+    /// receiver's MTU, or on purpose (the `fault` port).
     pub tx_dropped: u64,
 }
 
 impl PortCounters {
-    /// Counts a frame of `len` bytes taken from the caller.
+    /// Counts a sent frame of `len` bytes.
     #[inline(always)]
     pub(crate) fn sent(&mut self, len: usize) {
         self.tx_frames += 1;
         self.tx_bytes += len as u64;
     }
 
-    /// Counts a frame of `len` bytes lent to the sink.
+    /// Counts a received frame of `len` bytes.
     #[inline(always)]
     pub(crate) fn received(&mut self, len: usize) {
         self.rx_frames += 1;
         self.rx_bytes += len as u64;
     }
 
-    /// Counts what [`Port::tx`] answers for a frame of `len` bytes, and returns it.
+    /// Counts the result of [`Port::tx`] for a frame of `len` bytes, and returns it.
     #[inline]
     pub(crate) fn tried(&mut self, answer: Tx, len: usize) -> Tx {
         match answer {
@@ -391,7 +393,7 @@ impl PortCounters {
 impl Add for PortCounters {
     type Output = Self;
 
-    /// What two ports counted together, or one after the other.
+    /// Sum of the counters of two ports, or of two periods.
     fn add(self, other: Self) -> Self {
         Self {
             rx_frames: self.rx_frames + other.rx_frames,
@@ -406,139 +408,138 @@ impl Add for PortCounters {
     }
 }
 
-/// Moves whole Ethernet frames (no frame check sequence). One thread at a time uses a port.
+/// Sends and receives whole Ethernet frames (without FCS). One thread at a time uses a port.
 pub trait Port: Send + Any {
     /// Fixed facts, true for the port's life.
     fn caps(&self) -> &PortCaps;
 
-    /// Sends one frame, or says why not. Never blocks or allocates.
+    /// Sends one frame, or returns why not. Never blocks or allocates.
     ///
-    /// `frame.len()` is at most 14 + [`PortCaps::mtu`]; a longer one is a bug of the caller and
-    /// panics. A port may keep frames back until [`flush`](Self::flush).
+    /// `frame.len()` is at most 14 + [`PortCaps::mtu`]; a longer frame is a bug of the caller and
+    /// panics. A port may queue frames until [`flush`](Self::flush).
     ///
     /// # Errors
     /// [`PortGone`]: the frame was not sent, and no later one will be.
     fn tx(&mut self, frame: &TxFrame<'_>) -> Result<Tx, PortGone>;
 
-    /// Makes what [`tx`](Self::tx) took visible to the other side now. Called once per poll turn
-    /// that sent something.
+    /// Makes the frames accepted by [`tx`](Self::tx) visible to the receiver. Called once per poll
+    /// turn that sent something.
     ///
     /// # Errors
     /// [`PortGone`].
     fn flush(&mut self) -> Result<(), PortGone>;
 
-    /// Lends at most `max` received frames to `sink`, oldest first, and says how many: fewer than
-    /// wait, if that is better, but none only if none does or one was dropped, which
-    /// [`PortCounters::rx_dropped`] then shows. Never blocks or allocates.
+    /// Lends at most `max` received frames to `sink`, oldest first, and returns their number. It
+    /// may be less than the number of pending frames, but 0 only if none is pending or one was
+    /// dropped, which [`PortCounters::rx_dropped`] then shows. Never blocks or allocates.
     ///
     /// # Errors
     /// [`PortGone`]: no further frame will come.
     fn rx_burst(&mut self, max: usize, sink: &mut dyn RxSink) -> Result<usize, PortGone>;
 
-    /// What was counted so far.
+    /// The counters so far.
     fn counters(&self) -> PortCounters;
 
-    /// The port that this one stands around, if it is made of one. What this one does not say of
-    /// itself below, as far as it concerns no address, is what that one says.
+    /// The wrapped port, if this port wraps one. The default methods below that take no station
+    /// address delegate to it.
     fn below(&self) -> Option<&dyn Port> {
         None
     }
 
-    /// The part of [`counters`](Self::counters) that was sent to near stations and came from them,
-    /// on a port that has such.
+    /// The share of [`counters`](Self::counters) that near stations caused; `None` on ports without
+    /// near stations.
     fn near_counters(&self) -> Option<PortCounters> {
         None
     }
 
-    /// Whether frames wait ([`Tx::Full`]) because the port was refused memory for them, as on a
-    /// segment whose file system is full. Asked when something has waited for long.
+    /// Whether [`Tx::Full`] is caused by a lack of memory, as on a segment whose file system is
+    /// full. Called when a frame has waited for long.
     fn lacks_memory(&self) -> bool {
         self.below().is_some_and(|below| below.lacks_memory())
     }
 
-    /// Whether a frame may arrive with other bytes than it was sent with: through cables, switches
-    /// and buses it may, in this machine's memory not. Where it may, a node sends and demands a
-    /// checksum. Both ends of a link have to say the same. By default: if frames can be lost, they
-    /// can be damaged.
+    /// Whether frames may be corrupted on the way: on cables, switches and buses yes, in this
+    /// machine's memory no. If so, a node sends and requires a checksum; both ends of a link have
+    /// to agree. Default: a lossy port may corrupt frames.
     fn damages(&self) -> bool {
         !self.caps().lossless
     }
 
-    /// What else is known of `station`, for the operator's log: where its host is, or which process
-    /// it is. `None` if the port does not know. May make system calls.
+    /// Description of `station` for the log: the address of its host, or its process. `None` if
+    /// unknown. May make system calls.
     fn station(&self, station: Station) -> Option<String> {
         self.below()?.station(station)
     }
 
-    /// Bytes that went to `station` and came from it, frames with what the
-    /// port puts around them, since the two met; `None` if the port does not know. Costs a search.
+    /// Bytes sent to and received from `station` since the first contact, including the port's
+    /// encapsulation; `None` if unknown. Costs a table lookup.
     fn traffic(&self, station: Station) -> Option<(u64, u64)> {
         self.below()?.traffic(station)
     }
 
-    /// A handle on which another thread can sleep until a frame may have come, or `None` if this
-    /// port can only be polled.
+    /// A handle on which a thread can sleep until a frame may have arrived, or `None` if the port
+    /// can only be polled.
     fn waiter(&self) -> Option<Arc<dyn PortWaiter>> {
         self.below()?.waiter()
     }
 
-    /// Whether the process that is `station` lives. May take a system call: for
-    /// timers, not for each frame. Ports with [`PortCaps::tells_presence`] answer; the others say
-    /// [`Presence::Unknown`].
+    /// Whether the process of `station` lives. May take a system call: for timers, not for each
+    /// frame. Ports without [`PortCaps::tells_presence`] return [`Presence::Unknown`].
     fn presence(&mut self, _station: Station) -> Presence {
         Presence::Unknown
     }
 
-    /// Whether `station` is a process of this node that frames reach through
-    /// memory now. Those that come from it are [so as well](RxFrame::is_near). Asked when a session
-    /// begins, not for each frame. Never, on a port whose [`PortCaps::near_mtu`] is 0.
+    /// Whether `station` is a process of this node that is currently reached through shared memory.
+    /// Its frames are [near](RxFrame::is_near) as well. Called when a session begins, not for each
+    /// frame. Always false if [`PortCaps::near_mtu`] is 0.
     fn is_near(&mut self, _station: Station) -> bool {
         false
     }
 
-    /// Lets only frames leave this machine's memory whose first bytes, Ethernet header and all of
-    /// ours before the payload, `may_leave` allows. A frame for a process of this node that has
-    /// just gone would else go out by the wire: such a frame finds [`Tx::NoRoute`]. Nothing to do
-    /// for a port with one way.
+    /// Restricts the frames that may leave this machine's memory to those whose head (Ethernet and
+    /// fabric headers) `may_leave` accepts; others get [`Tx::NoRoute`]. Otherwise a frame for a
+    /// process of this node that has just ended would go out on the wire. Ignored by ports with one
+    /// side only.
     fn set_wire_filter(&mut self, _may_leave: fn(head: &[u8]) -> bool) {}
 
-    /// When the port itself wants to be polled again even if no frame comes (a `fault` port that
-    /// holds a delayed frame), in the time of [`crate::clock::now_ns`].
+    /// Time at which the port has to be polled even if no frame arrives (for instance a `fault`
+    /// port that holds a delayed frame), by [`crate::clock::now_ns`].
     fn next_deadline_ns(&self) -> Option<u64> {
         self.below()?.next_deadline_ns()
     }
 }
 
-/// Sleeps until a port may have something to receive.
+/// Sleeps until a port may have a frame to receive.
 pub trait PortWaiter: Send + Sync {
-    /// Returns when a frame may be there, after `timeout` at the latest, at once if one is there
-    /// already. May return early for no reason.
+    /// Returns when a frame may be pending, at once if one is, after `timeout` at the latest. May
+    /// return spuriously.
     ///
-    /// The sender wakes the sleeper. A frame whose wake-up failed is found by a look: on shared
-    /// memory and behind a switch after 1 ms at the latest; on memif after 32 ms, or 1 ms if one
-    /// of the last 32 wake-ups failed or the other side has no event; on vfio, where an interrupt
-    /// may get lost, after 90 ms, or 1 ms without interrupts; on dpdk, which has none, after half
-    /// a millisecond. The kernel wakes who sleeps on a socket (afpacket, xdp, udp): nobody looks.
-    /// A port that is made of shared memory and another looks every millisecond.
+    /// The sender wakes the sleeper. A lost wake-up is compensated by polling: on shared memory and
+    /// behind a switch every 1 ms; on memif every 32 ms, or 1 ms if one of the last 32 wake-ups was
+    /// lost or the peer has no eventfd; on vfio, where an interrupt may be lost, every 90 ms, or 1
+    /// ms without interrupts; on dpdk, which has no interrupts, every half millisecond. On sockets
+    /// (afpacket, xdp, udp) the kernel wakes the sleeper, without polling. A port with a
+    /// shared-memory side and another one polls every millisecond.
     fn wait(&self, timeout: Duration) {
         self.wait_or(None, timeout);
     }
 
-    /// As [`wait`](Self::wait), and returns as well when `also` can be read, which is left unread:
-    /// for a port that is made of two. False if nothing but time has passed; true if in doubt.
-    /// Who cannot sleep on it returns after 1 ms.
+    /// As [`wait`](Self::wait), and returns as well when `also` becomes readable, which is not
+    /// read: for a port with two sides. False only if the timeout has passed; true in doubt. A
+    /// waiter that cannot poll `also` returns after 1 ms.
     fn wait_or(&self, also: Option<BorrowedFd<'_>>, timeout: Duration) -> bool;
 
-    /// Makes one `wait` that runs now, or the next one, return at once.
+    /// Makes the current `wait`, or else the next one, return at once.
     fn wake(&self);
 
-    /// Whether a frame ends a `wait`. Where it does not, `wait` is a short nap between two polls.
+    /// Whether an arriving frame ends a `wait`. Otherwise `wait` is a short sleep between two
+    /// polls.
     fn has_interrupt(&self) -> bool {
         true
     }
 }
 
-/// How long to sleep for `timeout` without a look at `also`: 1 ms at most, if there is one.
+/// The timeout of a waiter that cannot poll `also`: at most 1 ms if there is one.
 pub(crate) fn brief(also: Option<BorrowedFd<'_>>, timeout: Duration) -> Duration {
     also.map_or(timeout, |_| timeout.min(Duration::from_millis(1)))
 }

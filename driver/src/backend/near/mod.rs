@@ -28,7 +28,7 @@ use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, RxFrame, TxFrame};
 use crate::hint::cold;
 use crate::port::{
-    FastPort, InPlaceTx, Inside, Port, PortCaps, PortCounters, PortGone, PortWaiter, Presence,
+    FastPort, InPlaceTx, LossyTx, Port, PortCaps, PortCounters, PortGone, PortWaiter, Presence,
     RxSink, Station, Tx, brief,
 };
 
@@ -428,7 +428,7 @@ impl<S: RxSink> RxSink for AsNear<'_, S> {
 
     #[inline(always)]
     fn frame_with(&mut self, frame: &RxFrame<'_>, back: impl InPlaceTx) {
-        self.0.frame_with(&frame.as_near(), Inside(back));
+        self.0.frame_with(&frame.as_near(), LossyTx(back));
     }
 }
 

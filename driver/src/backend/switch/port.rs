@@ -11,7 +11,7 @@ use crate::backend::{self, readable, sleep};
 use crate::error::{OPEN_FILES, OpenError};
 use crate::frame::{RxFrame, TxFrame, WriteBody, WriteHead};
 use crate::port::{
-    FastPort, InPlaceTx, Inside, MTU_MIN, Port, PortCaps, PortCounters, PortGone, PortWaiter,
+    FastPort, InPlaceTx, LossyTx, MTU_MIN, Port, PortCaps, PortCounters, PortGone, PortWaiter,
     RxSink, Tx,
 };
 
@@ -160,7 +160,7 @@ impl<S: RxSink> RxSink for FromSwitch<'_, S> {
 
     #[inline(always)]
     fn frame_with(&mut self, frame: &RxFrame<'_>, back: impl InPlaceTx) {
-        self.0.frame_with(frame, Inside(back));
+        self.0.frame_with(frame, LossyTx(back));
     }
 }
 
