@@ -1,10 +1,9 @@
-//! A port whose type is known where it is used.
+//! Static dispatch to the ports that are worth it.
 //!
-//! A message of a few bytes over shared memory costs some hundred instructions. A call through a
-//! vtable, which needs the frame described in memory, would be a large part of that. So a caller
-//! that holds a port for long asks once for its type. Functions of the shared segment are then
-//! inlined wherever the caller uses them, and those of the other ports in one place
-//! ([`AnyPort::on_wire`]).
+//! A small message over shared memory costs some hundred instructions. A virtual call, which needs
+//! the frame's description in memory, would be a large part of that. So an owner of a port resolves
+//! its type once. Methods of the shared segment are then inlined at every use, and those of the
+//! other known ports in one place ([`AnyPort::on_wire`]).
 
 use std::any::Any;
 use std::ops::{Deref, DerefMut};
@@ -22,29 +21,29 @@ use crate::frame::TxFrame;
 use crate::hint::cold;
 use crate::port::{FastPort, Port, PortGone, RxSink};
 
-/// Any port, or one of those whose types are known.
+/// A port of a known type, or any other.
 pub enum AnyPort {
-    /// The segment in shared memory.
+    /// A shared-memory segment.
     Shm(Box<ShmPort>),
     /// A memif.
     Memif(Box<Memif>),
-    /// A device of DPDK.
+    /// A DPDK device.
     #[cfg(feature = "dpdk")]
     Dpdk(Box<DpdkPort>),
-    /// A station's port behind a switch.
+    /// A port of a switch.
     Switched(Box<SwitchedPort>),
-    /// A near side and a far one.
+    /// A port with a near and a far side.
     Near(Box<Near<AnyPort>>),
-    /// Another.
+    /// Any other port.
     Other(Box<dyn Port>),
 }
 
-/// What is done with a port of known type, whichever that is. (Not a closure, which has to say.)
+/// An operation on a port of known type, generic over that type (which a closure cannot be).
 pub trait PortVisitor {
-    /// What comes of it.
+    /// Result of the operation.
     type Done;
 
-    /// Does it.
+    /// Runs the operation.
     fn visit<P: FastPort>(self, port: &mut Box<P>) -> Self::Done;
 }
 
@@ -72,7 +71,7 @@ impl From<Box<dyn Port>> for AnyPort {
     }
 }
 
-/// Does the same with the port, whichever type it has.
+/// Evaluates the expression for the port of any variant.
 macro_rules! each {
     ($any:expr, $port:ident => $done:expr) => {
         match $any {
@@ -93,7 +92,7 @@ impl From<AnyPort> for Box<dyn Port> {
     }
 }
 
-/// Of a port with two sides.
+/// `AnyPort` as the far side of [`Near`].
 impl Far for AnyPort {
     #[inline]
     fn receive(&mut self, max: usize, sink: &mut impl RxSink) -> Result<usize, PortGone> {
@@ -149,7 +148,7 @@ impl AnyPort {
         }
     }
 
-    /// The shared segment of the port: itself, or its near side.
+    /// The shared-memory segment of the port: itself, or its near side.
     #[inline(always)]
     pub fn segment(&mut self) -> Option<&mut Box<ShmPort>> {
         match self {
@@ -161,9 +160,9 @@ impl AnyPort {
         }
     }
 
-    /// Does something with the port, or the side of it, that a frame to `dst`
-    /// ([`Station::word`](crate::port::Station::word)) takes, if that is known and its type as
-    /// well.
+    /// Runs `visitor` on the port, or its side, that a frame to `dst`
+    /// ([`Station::word`](crate::port::Station::word)) takes. `None` if the side is unknown, or its
+    /// type is not static.
     #[inline(always)]
     pub fn with_fast<K: PortVisitor>(&mut self, dst: u64, visitor: K) -> Option<K::Done> {
         let on_segment = if let Self::Near(port) = self { port.is_near_way(dst) } else { true };
@@ -175,7 +174,7 @@ impl AnyPort {
         wire.on_wire(visitor)
     }
 
-    /// Does something with the port, if its type is known and it has no shared segment.
+    /// Runs `visitor` on the port, if its type is known and it has no shared-memory segment.
     #[inline(always)]
     pub fn on_wire<K: PortVisitor>(&mut self, visitor: K) -> Option<K::Done> {
         match self {
@@ -187,8 +186,8 @@ impl AnyPort {
         }
     }
 
-    /// [`FastPort::rx_poll`] of another port than a shared segment. `None` also if its type is not
-    /// known.
+    /// [`FastPort::rx_poll`] of a port other than a shared-memory segment. `None` also if its type
+    /// is not known.
     #[inline(always)]
     pub fn rx_poll_wire(&mut self, sink: &mut impl RxSink) -> Option<usize> {
         self.on_wire(VisitRxPoll(sink)).flatten()
@@ -209,15 +208,15 @@ impl AnyPort {
     }
 }
 
-/// Recording.
+/// Capturing.
 impl AnyPort {
-    /// Shows what passes this port, of one with two sides the far one, to the
-    /// [`Monitor`](super::shm::Monitor)s of `segment`, from now on and for as long as one lives;
-    /// says whether one does. To be called now and then, as the end is noticed here. Until then
-    /// the port is one of unknown type. A segment shows its frames itself: false.
+    /// Shows the frames of this port (of a port with two sides: the far one) to the
+    /// [`Monitor`](super::shm::Monitor)s of `segment`, from now on and while a monitor is attached;
+    /// returns whether one is. To be called periodically, since the end is detected here. Meanwhile
+    /// the port is dispatched dynamically. A segment shows its frames itself: false.
     ///
     /// # Errors
-    /// Those of joining the segment, with the port as it was.
+    /// Errors of joining the segment; the port is unchanged.
     pub fn record(&mut self, segment: &ShmSettings) -> Result<bool, OpenError> {
         match self {
             Self::Shm(_) => return Ok(false),
@@ -247,7 +246,7 @@ impl AnyPort {
         Ok(true)
     }
 
-    /// Shows a frame that passes beside a port whose frames are [shown](Self::record).
+    /// Shows a frame that bypasses a [captured](Self::record) port.
     pub(super) fn show(&mut self, frame: &TxFrame<'_>) {
         if let Some(tap) = self.tap() {
             tap.record.note(now_ns(), Direction::In, frame);
@@ -293,8 +292,8 @@ pub(super) mod tests {
         }
     }
 
-    /// Everything that is there, taken by `take`.
-    fn taken(mut take: impl FnMut(&mut dyn RxSink) -> usize) -> Vec<Vec<u8>> {
+    /// All pending frames, received by `take`.
+    fn drain(mut take: impl FnMut(&mut dyn RxSink) -> usize) -> Vec<Vec<u8>> {
         let mut got = Vec::new();
         let mut sink = |frame: &RxFrame<'_>| {
             let mut bytes = vec![0; frame.len()];
@@ -305,17 +304,17 @@ pub(super) mod tests {
         got
     }
 
-    fn few<P: FastPort>(port: &mut P) -> Vec<Vec<u8>> {
-        taken(|mut sink| port.rx_poll(&mut sink).unwrap_or(0))
+    fn rx_poll_all<P: FastPort>(port: &mut P) -> Vec<Vec<u8>> {
+        drain(|mut sink| port.rx_poll(&mut sink).unwrap_or(0))
     }
 
-    fn all<P: FastPort>(port: &mut P) -> Vec<Vec<u8>> {
-        taken(|sink| port.rx_burst(32, sink).expect("it is there"))
+    fn rx_burst_all<P: FastPort>(port: &mut P) -> Vec<Vec<u8>> {
+        drain(|sink| port.rx_burst(32, sink).expect("it is there"))
     }
 
-    /// Goal: what is sent and taken by `FastPort` is what is sent and taken by `Port`, frame by
-    /// frame, of every length, several at a time, and until the ring is full. `a` and `b` lead to
-    /// each other and are used by this thread, and no frame may get lost between them.
+    /// Goal: frames sent and received by `FastPort` equal those by `Port`, for every length,
+    /// several at a time, and until the ring is full. `a` and `b` are connected and used by this
+    /// thread, and no frame may get lost between them.
     pub(in crate::backend) fn fast_is_the_same<P: FastPort>(a: &mut P, b: &mut P) {
         let head: [u8; ETH_HDR_LEN] = std::array::from_fn(|i| 2 * i as u8);
         let whole = |bytes: &[u8]| [&head[..], bytes].concat();
@@ -352,8 +351,8 @@ pub(super) mod tests {
                 put(is_sent, a, &bytes[1..]);
                 assert!(!a.tx_part(0, &Eth(head), &body, 1, len));
             }
-            let mut got = few(b);
-            got.extend(all(b));
+            let mut got = rx_poll_all(b);
+            got.extend(rx_burst_all(b));
             assert!(got == sent, "{len}: {} of {}", got.len(), sent.len());
         }
         assert!(at_once > 2000, "{at_once} left at once");
@@ -368,24 +367,24 @@ pub(super) mod tests {
         }
         a.flush().unwrap();
         assert!(!a.tx_short(0, &body, None, &Eth(head)), "the ring was full");
-        let mut got = few(b);
-        got.extend(all(b));
+        let mut got = rx_poll_all(b);
+        got.extend(rx_burst_all(b));
         assert_eq!(got.len(), room + more);
         assert!(got.iter().all(|frame| *frame == whole(b"fills it")));
-        assert_eq!(counted(a, b)[0], counted(a, b)[1]);
+        assert_eq!(tx_rx_counters(a, b)[0], tx_rx_counters(a, b)[1]);
         long_parts(a, b, &head);
         for _ in 0..3 {
-            answers(a, b, &head);
+            replies_while_lent(a, b, &head);
         }
     }
 
     /// Frames and bytes that `a` sent and that `b` received.
-    fn counted<P: FastPort>(a: &P, b: &P) -> [(u64, u64); 2] {
+    fn tx_rx_counters<P: FastPort>(a: &P, b: &P) -> [(u64, u64); 2] {
         let (a, b) = (a.counters(), b.counters());
         [(a.tx_frames, a.tx_bytes), (b.rx_frames, b.rx_bytes)]
     }
 
-    /// Goal: parts of a long piece of memory are sent as they are, up to the longest frame.
+    /// Goal: parts of a long buffer are sent unchanged, up to the longest frame.
     fn long_parts<P: FastPort>(a: &mut P, b: &mut P, head: &[u8; ETH_HDR_LEN]) {
         let frame_max = a.caps().mtu + ETH_HDR_LEN;
         let bytes: Vec<u8> = (0..frame_max + 100).map(|i| (i * 7 + i / 256) as u8).collect();
@@ -402,27 +401,26 @@ pub(super) mod tests {
                 assert_eq!(a.tx(&TxFrame::whole(&frame)), Ok(Tx::Sent), "{len}");
                 a.flush().unwrap();
             }
-            let mut got = few(b);
-            got.extend(all(b));
+            let mut got = rx_poll_all(b);
+            got.extend(rx_burst_all(b));
             assert!(got == [frame], "{len}: {} frames", got.len());
         }
         assert!(at_once > 10, "{at_once} left at once");
-        let before = counted(a, b);
+        let before = tx_rx_counters(a, b);
         assert!(!a.tx_part(0, &Eth(*head), &body, 3, room + 1), "longer than a frame");
         assert!(!a.tx_part(0, &Eth(*head), &body, bytes.len() - 200, 201), "not there");
-        assert_eq!((few(b).len(), all(b).len()), (0, 0));
-        assert_eq!(counted(a, b), before);
+        assert_eq!((rx_poll_all(b).len(), rx_burst_all(b).len()), (0, 0));
+        assert_eq!(tx_rx_counters(a, b), before);
     }
 
-    /// Answers each frame with its payload while it is lent, and keeps what it saw of it before
-    /// and afterwards.
-    struct Answering<'a> {
+    /// Replies to each frame during its loan, and compares the frame before and after.
+    struct ReplySink<'a> {
         head: [u8; ETH_HDR_LEN],
         body: &'a IoBuf,
         answered: Vec<bool>,
     }
 
-    impl RxSink for Answering<'_> {
+    impl RxSink for ReplySink<'_> {
         fn frame(&mut self, _: &RxFrame<'_>) {
             panic!("a port that takes one frame lends its sending side as well");
         }
@@ -431,7 +429,7 @@ pub(super) mod tests {
             let (mut before, mut after) = (vec![0; frame.len()], vec![0; frame.len()]);
             assert!(frame.copy_to(0, &mut before));
             let number = before[ETH_HDR_LEN];
-            // By turns a short answer and a long one.
+            // Alternates short and long replies.
             self.answered.push(match number % 2 {
                 0 => back.tx_inline(0, &Eth(self.head), InlineBytes::one(u128::from(number), 9)),
                 _ => back.tx_part(0, &Eth(self.head), self.body, usize::from(number), 300),
@@ -441,13 +439,17 @@ pub(super) mod tests {
         }
     }
 
-    /// Goal: a frame may be answered while it is lent, until the ring back is full, and stays what
-    /// it is; what was said to have been sent arrives, and nothing else does.
-    pub(in crate::backend) fn answers<P: FastPort>(a: &mut P, b: &mut P, head: &[u8; ETH_HDR_LEN]) {
+    /// Goal: replies can be sent during the loan of a frame, until the reverse ring is full,
+    /// without changing the frame; exactly the replies that were reported as sent arrive.
+    pub(in crate::backend) fn replies_while_lent<P: FastPort>(
+        a: &mut P,
+        b: &mut P,
+        head: &[u8; ETH_HDR_LEN],
+    ) {
         let bytes: Vec<u8> = (0..1000).map(|i| (i * 3 + i / 256) as u8).collect();
         let body = IoBuf::leaked(&bytes);
         let (mut sink, mut sent, mut want) =
-            (Answering { head: *head, body: &body, answered: Vec::new() }, 0, Vec::new());
+            (ReplySink { head: *head, body: &body, answered: Vec::new() }, 0, Vec::new());
         while sink.answered.iter().filter(|is_sent| !**is_sent).count() < 20 {
             let number = sent as u8;
             let frame = [&head[..], &[number; 50]].concat();
@@ -467,8 +469,8 @@ pub(super) mod tests {
             assert!(sent < 100_000, "the ring is never full");
         }
         assert!(want.len() > 20, "{} answers", want.len());
-        let mut got = few(a);
-        got.extend(all(a));
+        let mut got = rx_poll_all(a);
+        got.extend(rx_burst_all(a));
         assert!(got == want, "{} of {} answers", got.len(), want.len());
     }
 }

@@ -1,11 +1,11 @@
-//! DPDK's runtime, EAL: started once in a process, in a thread of its own.
+//! DPDK's runtime (EAL): initialised once per process, in a thread of its own.
 //!
-//! `rte_eal_init` pins the thread that calls it. That is ours here, so that the application's
-//! threads stay on the processors they are on. The thread lives on and does everything that
-//! changes devices, one thing after the other; only bursts happen in other threads.
+//! `rte_eal_init` pins the calling thread, so a thread of this crate calls it, and the
+//! application's threads keep their affinity. That thread then executes all device operations, one
+//! after the other; only bursts run in other threads.
 //!
-//! EAL writes its messages to a stream. It gets one in memory: what was said goes to the log, and
-//! into the error when something failed.
+//! EAL's log is redirected to a file in memory. Its lines go to the tracing log, and into the error
+//! of a failed operation.
 
 use std::ffi::{CStr, CString, c_char};
 use std::fs::File;
@@ -24,7 +24,7 @@ use super::{irq_guard, listener};
 use crate::mem::Hugepages;
 use crate::setup;
 
-/// EAL, once it runs.
+/// The running EAL.
 pub(super) struct Eal {
     jobs: Mutex<Sender<Job>>,
 }
@@ -33,30 +33,30 @@ type Job = Box<dyn FnOnce() + Send>;
 
 static EAL: OnceLock<Result<Eal, Failure>> = OnceLock::new();
 
-/// Memory in megabytes that EAL takes at its start where it has no hugepages: it cannot grow then.
-/// Only what is used is ever touched.
+/// Memory in MiB that EAL reserves at its start without hugepages, when it cannot grow later. Only
+/// used pages are touched.
 const PLAIN_MIB: usize = 512;
 
-/// Bytes of free hugepages below which they are not used: one port's frames.
-const HUGE_LEAST: u64 = 32 << 20;
+/// Minimum of free hugepages to use them, bytes: one port's mbufs.
+const HUGE_MIN: u64 = 32 << 20;
 
-/// Starts EAL, or returns the one that runs.
+/// Initialises EAL, or returns the running one.
 ///
 /// # Errors
-/// It did not start, now or the first time: it can be tried once only in a process.
+/// It did not start, now or at the first attempt: a process can try only once.
 pub(super) fn start(hugepages: Hugepages) -> Result<&'static Eal, Failure> {
     let begun = EAL.get().is_some();
     let huge = if begun { true } else { use_hugepages(hugepages)? };
     EAL.get_or_init(|| Eal::launch(huge)).as_ref().map_err(Clone::clone)
 }
 
-/// Whether EAL shall take its memory from hugepages.
+/// Whether EAL uses hugepages.
 fn use_hugepages(wanted: Hugepages) -> Result<bool, Failure> {
     if wanted == Hugepages::No {
         return Ok(false);
     }
     let free = free_huge_len();
-    if free >= HUGE_LEAST {
+    if free >= HUGE_MIN {
         return Ok(true);
     }
     let setup = setup::command();
@@ -70,7 +70,7 @@ fn use_hugepages(wanted: Hugepages) -> Result<bool, Failure> {
     Ok(false)
 }
 
-/// Bytes of hugepages of any size that nobody has.
+/// Bytes of free hugepages of all sizes.
 fn free_huge_len() -> u64 {
     let dirs = std::fs::read_dir("/sys/kernel/mm/hugepages").into_iter().flatten().flatten();
     let free_in = |dir: std::fs::DirEntry| {
@@ -84,17 +84,18 @@ fn free_huge_len() -> u64 {
 
 impl Eal {
     fn launch(huge: bool) -> Result<Self, Failure> {
-        let (jobs, todo) = channel::<Job>();
-        let (tell, told) = channel();
-        let main = move || main(huge, &tell, &todo);
+        let (jobs, job_queue) = channel::<Job>();
+        let (sender, receiver) = channel();
+        let main = move || main(huge, &sender, &job_queue);
         let thread = std::thread::Builder::new().name("barewire-eal".to_owned()).spawn(main);
         thread.map_err(|why| Failure::new(libc::EAGAIN, format!("no thread for DPDK: {why}")))?;
         let ended = |_gone| Failure::new(libc::EIO, "DPDK's thread ended before it had started");
-        told.recv().map_err(ended)??;
+        receiver.recv().map_err(ended)??;
         Ok(Self { jobs: Mutex::new(jobs) })
     }
 
-    /// Runs `job` in EAL's thread, and returns its result with what DPDK said meanwhile.
+    /// Runs `job` in EAL's thread, and returns its result with the lines that DPDK logged
+    /// meanwhile.
     ///
     /// # Panics
     /// If the job panics.
@@ -102,46 +103,47 @@ impl Eal {
         &self,
         job: impl FnOnce() -> R + Send + 'static,
     ) -> (R, Vec<String>) {
-        let (tell, told) = channel();
+        let (sender, receiver) = channel();
         self.post(move || {
             let result = job();
-            // Whoever waits is blocked below.
-            let _ = tell.send((result, heard()));
+            // The receiver waits below.
+            let _ = sender.send((result, drain_log()));
         });
-        told.recv().expect("EAL's thread lives as long as the process")
+        receiver.recv().expect("EAL's thread lives as long as the process")
     }
 
-    /// Has `job` run in EAL's thread, some time.
+    /// Queues `job` for EAL's thread without waiting.
     pub(super) fn post(&self, job: impl FnOnce() + Send + 'static) {
         let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
         jobs.send(Box::new(job)).expect("EAL's thread lives as long as the process");
     }
 }
 
-/// The thread.
-fn main(huge: bool, tell: &Sender<Result<(), Failure>>, todo: &Receiver<Job>) {
-    // Of this thread and those that EAL starts: memif's driver writes to sockets whose other end
-    // may have gone, and a program in C is ended by that signal.
+/// Main function of EAL's thread.
+fn main(huge: bool, sender: &Sender<Result<(), Failure>>, job_queue: &Receiver<Job>) {
+    // For this thread and those that EAL starts: memif's driver writes to sockets that the peer may
+    // have closed, and SIGPIPE would end a C program.
     let _ = SigSet::from(Signal::SIGPIPE).thread_block();
-    let started = listen().map_err(|why| Failure::new(libc::EIO, format!("DPDK's log: {why}")));
+    let started =
+        capture_log().map_err(|why| Failure::new(libc::EIO, format!("DPDK's log: {why}")));
     let started = started.and_then(|()| init(huge));
     let runs = started.is_ok();
-    if tell.send(started).is_err() || !runs {
+    if sender.send(started).is_err() || !runs {
         return;
     }
     loop {
-        let job = match irq_guard::due() {
-            Some(time) => todo.recv_timeout(time),
-            None => todo.recv().map_err(|_gone| RecvTimeoutError::Disconnected),
+        let job = match irq_guard::next_window() {
+            Some(time) => job_queue.recv_timeout(time),
+            None => job_queue.recv().map_err(|_gone| RecvTimeoutError::Disconnected),
         };
         match job {
-            // A panic was told by the hook; the devices of others must go on to work.
-            Ok(job) => irq_guard::alone(|| {
+            // The panic hook has logged it; other devices must keep working.
+            Ok(job) => irq_guard::run_exclusive(|| {
                 let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(job));
             }),
             Err(RecvTimeoutError::Timeout) => {
                 listener::pump();
-                irq_guard::window();
+                irq_guard::run_window();
                 listener::pump();
             }
             Err(RecvTimeoutError::Disconnected) => return,
@@ -155,10 +157,10 @@ fn init(huge: bool) -> Result<(), Failure> {
     let args: Vec<CString> = args.into_iter().filter_map(|arg| CString::new(arg).ok()).collect();
     let mut argv: Vec<*mut c_char> = args.iter().map(|arg| arg.as_ptr().cast_mut()).collect();
     // SAFETY: `rte_eal_init` reads and may permute `argc` pointers to strings, which live across
-    // the call and are not written to; it keeps no pointer to them but to the first, which it
-    // copies. Called once in the process (`EAL`), or it refuses.
+    // the call and are not written; it keeps no pointer to them, and copies the first. A second
+    // call in the process (`EAL`) is refused.
     let parsed = unsafe { sys::rte_eal_init(argv.len() as i32, argv.as_mut_ptr()) };
-    let said = heard();
+    let log_lines = drain_log();
     if parsed >= 0 {
         return Ok(());
     }
@@ -168,19 +170,19 @@ fn init(huge: bool) -> Result<(), Failure> {
         let mend = "use afpacket:IFNAME, or run barewire in a process of its own";
         Failure::new(libc::EBUSY, why).mend(mend)
     } else {
-        Failure::new(errno, format!("DPDK does not start: {}", because(&said, errno)))
+        Failure::new(errno, format!("DPDK does not start: {}", log_cause(&log_lines, errno)))
     })
 }
 
 pub(super) fn arguments(huge: bool) -> Vec<String> {
     let mut args = vec!["barewire".to_owned()];
-    // One worker, whose thread is this one; without it EAL starts and pins one for each processor.
+    // One lcore, this thread; without the option EAL starts and pins one thread per processor.
     args.extend(["--lcores".to_owned(), format!("0@{}", last_cpu())]);
     args.extend(["--no-telemetry", "--log-level", "notice"].map(str::to_owned));
-    // What EAL chooses would depend on who runs it.
+    // EAL's default depends on the user's privileges.
     args.extend(["--iova-mode", "va"].map(str::to_owned));
-    // PCI devices are probed when they are named and never because they are there: nothing has
-    // this address, and with a list of those allowed EAL takes no other.
+    // Probes no PCI device at the start, only those that are opened by name: with an allow list EAL
+    // ignores all others, and no device has this address.
     args.extend(["--allow", "ffff:ff:1f.7"].map(str::to_owned));
     if huge {
         args.push("--in-memory".to_owned());
@@ -191,14 +193,14 @@ pub(super) fn arguments(huge: bool) -> Vec<String> {
     args
 }
 
-/// The last processor that this process may run on.
+/// Highest CPU of the process's affinity mask.
 fn last_cpu() -> usize {
     let allowed = nix::sched::sched_getaffinity(nix::unistd::Pid::from_raw(0));
     let is_set = |cpu: &usize| allowed.is_ok_and(|set| set.is_set(*cpu) == Ok(true));
     (0..nix::sched::CpuSet::count()).rev().find(is_set).unwrap_or(0)
 }
 
-/// The version of the DPDK that is linked, such as `DPDK 22.11.11`.
+/// Version of the linked DPDK, such as `DPDK 22.11.11`.
 pub(super) fn version() -> String {
     // SAFETY: returns a static string.
     let version = unsafe { CStr::from_ptr(sys::rte_version()) };
@@ -206,18 +208,18 @@ pub(super) fn version() -> String {
 }
 
 // ---------------------------------------------------------------------------------------------
-// What DPDK says
+// DPDK's log
 // ---------------------------------------------------------------------------------------------
 
 static LOG: OnceLock<File> = OnceLock::new();
 
-/// Makes DPDK write to a file in memory.
-fn listen() -> io::Result<()> {
+/// Redirects DPDK's log to a file in memory.
+fn capture_log() -> io::Result<()> {
     let memory = File::from(memfd_create(c"barewire-dpdk-log", MFdFlags::MFD_CLOEXEC)?);
-    // So that what follows a truncation starts at 0.
+    // So that writes after a truncation start at 0.
     fcntl(&memory, FcntlArg::F_SETFL(OFlag::O_APPEND))?;
     let again = fcntl(&memory, FcntlArg::F_DUPFD_CLOEXEC(0))?;
-    // SAFETY: an open descriptor of ours, which `fdopen` takes over; the mode is a C string.
+    // SAFETY: an open descriptor, which `fdopen` takes over; the mode is a C string.
     let stream = unsafe { libc::fdopen(again, c"a".as_ptr()) };
     if stream.is_null() {
         return Err(io::Error::last_os_error());
@@ -228,12 +230,12 @@ fn listen() -> io::Result<()> {
     Ok(())
 }
 
-/// What DPDK has said since the last call, line by line, and forgets it. It goes to our log.
-fn heard() -> Vec<String> {
+/// Takes the lines that DPDK logged since the last call, and copies them to the tracing log.
+fn drain_log() -> Vec<String> {
     let Some(log) = LOG.get() else { return Vec::new() };
     let mut bytes = vec![0; log.metadata().map_or(0, |meta| meta.len() as usize)];
     let read = log.read_at(&mut bytes, 0).unwrap_or(0);
-    // A line that is written in between is lost to us, which harms nobody.
+    // A line that is written in between is lost, which is harmless.
     let _ = log.set_len(0);
     let text = String::from_utf8_lossy(&bytes[..read]).into_owned();
     let lines = text.lines().map(|line| line.trim().to_owned()).filter(|line| !line.is_empty());
@@ -244,10 +246,10 @@ fn heard() -> Vec<String> {
     lines
 }
 
-/// The cause of a failure in one line: the first thing that DPDK said of it, or the errno.
-pub(super) fn because(said: &[String], errno: i32) -> String {
-    // What every failure ends with, and what is said of every start.
-    let empty_words = [
+/// The cause of a failure in one line: DPDK's first specific log line, or the errno.
+pub(super) fn log_cause(log_lines: &[String], errno: i32) -> String {
+    // Phrases of every failure and every start.
+    let generic_phrases = [
         "Driver cannot attach",
         "Failed to attach device",
         "failed to initialize",
@@ -259,11 +261,11 @@ pub(super) fn because(said: &[String], errno: i32) -> String {
         "Multi-process socket",
         "No available",
         "No free",
-        // Said of every memif: there is no second process of DPDK to talk to.
+        // Logged for every memif: there is no secondary process.
         "Failed to register mp action callback",
     ];
-    let says = |line: &&String| !empty_words.iter().any(|words| line.contains(words));
-    match said.iter().find(says) {
+    let is_specific = |line: &&String| !generic_phrases.iter().any(|words| line.contains(words));
+    match log_lines.iter().find(is_specific) {
         Some(line) => line.clone(),
         None => io::Error::from_raw_os_error(errno.abs()).to_string(),
     }

@@ -1,8 +1,8 @@
-//! Lends the application's memory to a driver for the length of a call.
+//! Mbufs that point to the application's memory for the length of a call.
 //!
-//! The driver of memif copies what it sends before it returns, so a long payload need not be copied
-//! to a packet buffer first: an external buffer of ours points to it. The driver releases its
-//! reference like that of any buffer, but we hold another one, so the buffer stays ours.
+//! The memif driver copies what it sends before it returns, so a long payload need not be copied to
+//! an mbuf first: an mbuf points to it. The driver releases its reference as of any mbuf, but a
+//! second reference is held here, so the mbuf is not freed.
 
 use std::ptr::null_mut;
 
@@ -12,15 +12,15 @@ use super::Mbuf;
 use super::device::Pool;
 use crate::frame::TxFrame;
 
-/// Packet buffers that describe one frame: its head, its body where it is, and its tail.
+/// Mbufs of one frame: its head, its body in place, and its tail.
 pub(super) struct ExtBuf {
     parts: [Mbuf; 3],
-    /// The memory of the second, when it does not point elsewhere.
-    own: *mut std::ffi::c_void,
+    /// The second mbuf's own buffer, restored after each use.
+    own_addr: *mut std::ffi::c_void,
 }
 
 impl ExtBuf {
-    /// Takes what it needs from the pool.
+    /// Allocates the mbufs from the pool.
     pub(super) fn new(pool: Pool) -> Option<Self> {
         let mut parts = [null_mut(); 3];
         // SAFETY: the pool lives as long as the device; there is room for three.
@@ -29,20 +29,20 @@ impl ExtBuf {
             return None;
         }
         // SAFETY: a buffer of ours.
-        let own = unsafe { (*parts[1]).buf_addr };
-        Some(Self { parts, own })
+        let own_addr = unsafe { (*parts[1]).buf_addr };
+        Some(Self { parts, own_addr })
     }
 
-    /// The packet that is `frame`, whose body lies at `body`. Good for one burst, in which the
-    /// driver may read it and no longer; [`end`](Self::end) follows.
+    /// Builds the packet of `frame`, whose body is at `body`. Valid for one burst, in which the
+    /// driver may read it and no longer; [`finish`](Self::finish) follows.
     pub(super) fn describe(&mut self, frame: &TxFrame<'_>, body: (*const u8, usize)) -> Mbuf {
         let [head, middle, tail] = self.parts;
         let count = if frame.tail.is_empty() { 2 } else { 3 };
-        // SAFETY: buffers of ours that nobody else has, each with room for the longest frame
-        // (`Pmd::room`), whose length fits the fields (`MTU_MOST`).
+        // SAFETY: buffers that nobody else references, each with room for the longest frame
+        // (`Pmd::mbuf_room`), whose length fits the fields (`MTU_MAX`).
         unsafe {
             for part in self.parts {
-                // One for us, one for the driver.
+                // One reference for this, one for the driver.
                 (*part).refcnt = 2;
                 ((*part).next, (*part).nb_segs) = (null_mut(), 1);
             }
@@ -59,23 +59,23 @@ impl ExtBuf {
         head
     }
 
-    /// Ends the loan after a burst that took the packet, or did not.
+    /// Ends the loan after a burst, which took the packet or not.
     ///
     /// # Panics
-    /// If the driver keeps what it was lent: it would read memory that is no longer its to read.
-    pub(super) fn end(&mut self, was_taken: bool) {
+    /// If the driver still references the packet: it would read application memory after the call.
+    pub(super) fn finish(&mut self, was_taken: bool) {
         // SAFETY: buffers of ours.
         unsafe {
-            let is_kept = was_taken && (*self.parts[1]).refcnt != 1;
-            assert!(!is_kept, "the driver keeps memory that it was lent for a call");
-            (*self.parts[1]).buf_addr = self.own;
+            let is_still_referenced = was_taken && (*self.parts[1]).refcnt != 1;
+            assert!(!is_still_referenced, "the driver keeps memory that it was lent for a call");
+            (*self.parts[1]).buf_addr = self.own_addr;
         }
     }
 
-    /// Gives the buffers back.
+    /// Frees the mbufs.
     pub(super) fn free(self) {
         for part in self.parts {
-            // SAFETY: a buffer of ours that nobody else has, as it came from the pool.
+            // SAFETY: a buffer that nobody else references, as it came from the pool.
             unsafe {
                 (*part).refcnt = 1;
                 ((*part).next, (*part).nb_segs) = (null_mut(), 1);
@@ -85,10 +85,10 @@ impl ExtBuf {
     }
 }
 
-/// Writes `bytes` to the usual place of a buffer.
+/// Writes `bytes` to the data of an mbuf.
 ///
 /// # Safety
-/// The buffer is the caller's and has room.
+/// The caller owns the mbuf, and it has room.
 unsafe fn write(mbuf: Mbuf, bytes: &[u8]) {
     // SAFETY: the caller's promise; memory of a pool overlaps no slice.
     unsafe {

@@ -1,8 +1,8 @@
-//! Why something of DPDK did not work, and what to do about it.
+//! Errors of DPDK, with a remedy.
 
 use barewire_dpdk_sys as sys;
 
-/// Why something of DPDK did not work.
+/// An error of DPDK or of its settings.
 #[derive(Clone, Debug)]
 pub(super) struct Failure {
     pub(super) why: String,
@@ -15,7 +15,7 @@ impl Failure {
         Self { why: why.into(), mend: "see docs/dpdk.md".into(), errno }
     }
 
-    /// With what to do about it.
+    /// Sets the remedy, for the user.
     pub(super) fn mend(self, mend: impl Into<String>) -> Self {
         Self { mend: mend.into(), ..self }
     }

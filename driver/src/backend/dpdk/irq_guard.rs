@@ -1,16 +1,16 @@
-//! Keeps DPDK's interrupt thread off memifs that are being used.
+//! Keeps EAL's interrupt thread away from memifs that are in use.
 //!
-//! The driver of memif does all that belongs to its connection in EAL's interrupt thread, and locks
-//! nothing: when the other side leaves, that thread unmaps the rings under a burst that runs, and
-//! frees twice what a closing port is freeing. Both were seen to end the process.
+//! The memif driver handles its connection in EAL's interrupt thread, without locks: when the peer
+//! disconnects, that thread unmaps the rings under a running burst, and double-frees what a closing
+//! port frees. Both were seen to crash the process.
 //!
-//! So that thread is held, in a callback of ours, and let go for a moment now and then, in a
-//! *window*. While the window is open no burst of a memif is called, and while EAL's own thread (of
-//! [`super::eal`]) opens and closes devices neither a burst nor the interrupt thread runs. Where
-//! there is no memif, nobody is held.
+//! So that thread is parked in an alarm callback, and runs only in short periodic *windows*. While
+//! a window is open no burst of a memif runs, and while EAL's own thread (of [`super::eal`]) opens
+//! and closes devices neither a burst nor the interrupt thread runs. Without a memif, the thread is
+//! not parked.
 //!
-//! The side of the bursts costs two stores and a load: the order between them and the window's flag
-//! is made by membarrier(2) on the side of the window.
+//! A burst costs two stores and a load: their order against the window's flag is enforced by
+//! membarrier(2) on the window's side.
 
 use std::ffi::c_void;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -22,168 +22,174 @@ use barewire_dpdk_sys as sys;
 
 use super::lock;
 
-/// A memif that is open.
-pub(super) struct Member {
+/// Guard of the bursts of an open memif.
+pub(super) struct BurstGuard {
     port: u16,
     /// A burst is under way.
     is_busy: AtomicBool,
 }
 
-/// No burst of a memif may begin.
-static WINDOW: AtomicBool = AtomicBool::new(true);
+/// A window is open: no burst of a memif may begin.
+static WINDOW_OPEN: AtomicBool = AtomicBool::new(true);
 
-/// membarrier(2) works here; if not, bursts have a fence.
-static BARRIER: AtomicBool = AtomicBool::new(false);
+/// membarrier(2) is supported; if not, bursts execute a fence.
+static HAS_MEMBARRIER: AtomicBool = AtomicBool::new(false);
 
-static MEMBERS: Mutex<Vec<Arc<Member>>> = Mutex::new(Vec::new());
+static GUARDS: Mutex<Vec<Arc<BurstGuard>>> = Mutex::new(Vec::new());
 
-/// What is wanted of the interrupt thread, and where it is.
-struct Held {
-    is_wanted: bool,
-    is_held: bool,
+/// Requested and actual state of the interrupt thread.
+struct IrqThreadState {
+    park_requested: bool,
+    is_parked: bool,
 }
 
-static HELD: Mutex<Held> = Mutex::new(Held { is_wanted: false, is_held: false });
+static IRQ_THREAD: Mutex<IrqThreadState> =
+    Mutex::new(IrqThreadState { park_requested: false, is_parked: false });
 static CHANGED: Condvar = Condvar::new();
 
-/// How long a window is open, and how long it is not, while every memif is connected or while one
-/// is not: a connection takes about ten windows.
-const OPEN_US: u64 = 30;
-const SHUT: Duration = Duration::from_millis(50);
-const SHUT_CONNECTING: Duration = Duration::from_millis(1);
+/// Length of a window, and the interval between two while every memif is connected or while one is
+/// connecting: a connection takes about ten windows.
+const WINDOW_US: u64 = 30;
+const WINDOW_INTERVAL: Duration = Duration::from_millis(50);
+const WINDOW_INTERVAL_CONNECTING: Duration = Duration::from_millis(1);
 
-/// Longest wait for the interrupt thread; it is told, and things go on.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Longest wait for the interrupt thread; a timeout is logged, and the work goes on.
+const PARK_TIMEOUT: Duration = Duration::from_secs(5);
 
-impl Member {
-    /// Says that a burst begins, if one may.
+impl BurstGuard {
+    /// Begins a burst; false if a window is open.
     #[inline(always)]
     pub(super) fn begin(&self) -> bool {
         self.is_busy.store(true, Relaxed);
-        if BARRIER.load(Relaxed) {
+        if HAS_MEMBARRIER.load(Relaxed) {
             compiler_fence(SeqCst);
         } else {
             fence(SeqCst);
         }
-        // Acquire: what was done in the window is visible to the burst.
-        if WINDOW.load(Acquire) {
+        // Acquire: makes the window's changes visible to the burst.
+        if WINDOW_OPEN.load(Acquire) {
             self.is_busy.store(false, Release);
             return false;
         }
         true
     }
 
-    /// Says that it has ended.
+    /// Ends a burst.
     #[inline(always)]
     pub(super) fn end(&self) {
         self.is_busy.store(false, Release);
     }
 }
 
-/// Adds a memif. Called in EAL's thread, as everything below.
-pub(super) fn join(port: u16) -> Arc<Member> {
-    if !BARRIER.load(Relaxed) {
-        BARRIER.store(membarrier(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED), Relaxed);
+/// Registers a memif. Called in EAL's thread, as are the functions below.
+pub(super) fn register(port: u16) -> Arc<BurstGuard> {
+    if !HAS_MEMBARRIER.load(Relaxed) {
+        HAS_MEMBARRIER.store(membarrier(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED), Relaxed);
     }
-    let member = Arc::new(Member { port, is_busy: AtomicBool::new(false) });
-    lock(&MEMBERS).push(Arc::clone(&member));
-    member
+    let guard = Arc::new(BurstGuard { port, is_busy: AtomicBool::new(false) });
+    lock(&GUARDS).push(Arc::clone(&guard));
+    guard
 }
 
-/// Removes the memif of `port`, if it is one.
-pub(super) fn leave(port: u16) {
-    lock(&MEMBERS).retain(|member| member.port != port);
+/// Unregisters the memif of `port`, if it is one.
+pub(super) fn unregister(port: u16) {
+    lock(&GUARDS).retain(|guard| guard.port != port);
 }
 
-/// When [`window`] is due, if it is.
-pub(super) fn due() -> Option<Duration> {
-    let members = lock(&MEMBERS);
-    let connecting = members.iter().any(|member| !super::link::link(member.port).0);
-    (!members.is_empty()).then_some(if connecting { SHUT_CONNECTING } else { SHUT })
+/// Time until the next [`run_window`]; `None` without a memif.
+pub(super) fn next_window() -> Option<Duration> {
+    let guards = lock(&GUARDS);
+    let connecting = guards.iter().any(|guard| !super::link::link(guard.port).0);
+    (!guards.is_empty()).then_some(if connecting {
+        WINDOW_INTERVAL_CONNECTING
+    } else {
+        WINDOW_INTERVAL
+    })
 }
 
-/// Lets the interrupt thread do its work.
-pub(super) fn window() {
-    quiet();
-    release();
-    hold(OPEN_US);
-    settle();
+/// Opens a window: the interrupt thread runs.
+pub(super) fn run_window() {
+    block_bursts();
+    unpark_irq_thread();
+    park_irq_thread(WINDOW_US);
+    unblock_bursts();
 }
 
-/// Runs `job` while neither a burst of a memif nor the interrupt thread does anything.
-pub(super) fn alone<R>(job: impl FnOnce() -> R) -> R {
-    if lock(&MEMBERS).is_empty() {
+/// Runs `job` while neither a burst of a memif nor the interrupt thread runs.
+pub(super) fn run_exclusive<R>(job: impl FnOnce() -> R) -> R {
+    if lock(&GUARDS).is_empty() {
         return job();
     }
-    quiet();
-    hold(1);
+    block_bursts();
+    park_irq_thread(1);
     let result = job();
-    settle();
+    unblock_bursts();
     result
 }
 
-/// Begins a window: when this returns no burst of a memif is under way, and none begins.
-fn quiet() {
-    WINDOW.store(true, SeqCst);
+/// Blocks new bursts and waits until none is running.
+fn block_bursts() {
+    WINDOW_OPEN.store(true, SeqCst);
     fence(SeqCst);
-    if BARRIER.load(Relaxed) {
+    if HAS_MEMBARRIER.load(Relaxed) {
         membarrier(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED);
     }
-    for member in lock(&MEMBERS).iter() {
-        while member.is_busy.load(Acquire) {
+    for guard in lock(&GUARDS).iter() {
+        while guard.is_busy.load(Acquire) {
             std::thread::yield_now();
         }
     }
 }
 
-/// Ends a window, or leaves the interrupt thread to itself if there is no memif any more.
-fn settle() {
-    if lock(&MEMBERS).is_empty() {
-        release();
+/// Unblocks bursts, or lets the interrupt thread run freely if there is no memif any more.
+fn unblock_bursts() {
+    if lock(&GUARDS).is_empty() {
+        unpark_irq_thread();
     } else {
-        WINDOW.store(false, Release);
+        WINDOW_OPEN.store(false, Release);
     }
 }
 
-/// Stops the interrupt thread when it has nothing to do, `us` microseconds from now at the
-/// earliest. Returns when it stands.
-fn hold(us: u64) {
-    let mut held = lock(&HELD);
-    if held.is_held {
+/// Parks the interrupt thread once it is idle, `us` microseconds from now at the earliest. Returns
+/// when it is parked.
+fn park_irq_thread(us: u64) {
+    let mut state = lock(&IRQ_THREAD);
+    if state.is_parked {
         return;
     }
-    held.is_wanted = true;
-    // SAFETY: `stay` is called in the interrupt thread and takes no argument.
-    let code = unsafe { sys::rte_eal_alarm_set(us, Some(stay), std::ptr::null_mut()) };
-    let waited = CHANGED.wait_timeout_while(held, PATIENCE, |held| code == 0 && !held.is_held);
-    let held = waited.unwrap_or_else(PoisonError::into_inner).0;
-    if !held.is_held {
+    state.park_requested = true;
+    // SAFETY: `park_callback` is called in the interrupt thread and ignores its argument.
+    let code = unsafe { sys::rte_eal_alarm_set(us, Some(park_callback), std::ptr::null_mut()) };
+    let waited =
+        CHANGED.wait_timeout_while(state, PARK_TIMEOUT, |state| code == 0 && !state.is_parked);
+    let state = waited.unwrap_or_else(PoisonError::into_inner).0;
+    if !state.is_parked {
         tracing::error!(code, "DPDK's interrupt thread does not stop: a memif may crash");
     }
 }
 
-fn release() {
-    let mut held = lock(&HELD);
-    held.is_wanted = false;
+fn unpark_irq_thread() {
+    let mut state = lock(&IRQ_THREAD);
+    state.park_requested = false;
     CHANGED.notify_all();
-    while held.is_held {
-        held = CHANGED.wait(held).unwrap_or_else(PoisonError::into_inner);
+    while state.is_parked {
+        state = CHANGED.wait(state).unwrap_or_else(PoisonError::into_inner);
     }
 }
 
-/// Where the interrupt thread stands.
-unsafe extern "C" fn stay(_none: *mut c_void) {
-    let mut held = lock(&HELD);
-    held.is_held = true;
+/// Alarm callback that parks the interrupt thread.
+unsafe extern "C" fn park_callback(_none: *mut c_void) {
+    let mut state = lock(&IRQ_THREAD);
+    state.is_parked = true;
     CHANGED.notify_all();
-    while held.is_wanted {
-        held = CHANGED.wait(held).unwrap_or_else(PoisonError::into_inner);
+    while state.park_requested {
+        state = CHANGED.wait(state).unwrap_or_else(PoisonError::into_inner);
     }
-    held.is_held = false;
+    state.is_parked = false;
     CHANGED.notify_all();
 }
 
-/// Whether the call did what it says.
+/// Calls membarrier(2); true on success.
 fn membarrier(command: libc::c_int) -> bool {
     // SAFETY: takes numbers and touches no memory.
     unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }

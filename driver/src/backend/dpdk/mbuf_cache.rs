@@ -1,13 +1,13 @@
-//! A cache of packet buffers.
+//! A port's cache of mbufs.
 //!
-//! Where frames stay in memory a port sends with what it has received: a buffer that goes to and
-//! fro between two ports sees neither the pool nor the lists of it that each thread has.
+//! Where frames stay in memory, a port sends in the mbufs that it has received: an mbuf that
+//! alternates between two ports needs neither the pool nor its per-thread cache.
 //!
-//! The stock is a pile, so that as few buffers go round as possible: of 32 and 32 that took turns
-//! the lines and pages did not stay cached, and a ping-pong took 25 ns more. But what was received
-//! last goes under the one on top. That one is filled next, and is fetched when a frame has left:
-//! the processor that read its lines last may still have them, and to ask for them when the next
-//! frame is due would hold that frame up.
+//! The cache is a stack, so that few mbufs circulate: with 32 mbufs per port in FIFO order their
+//! lines and pages did not stay cached, and a ping-pong took 25 ns more. But the mbuf received last
+//! is inserted below the top. The top one is written next, and is prefetched after a frame was
+//! sent: another processor, which read its lines last, may still have them, and fetching them for
+//! the next frame would delay it.
 
 use std::ptr::null_mut;
 
@@ -17,53 +17,51 @@ use super::Mbuf;
 use super::device::Pool;
 use crate::mem::{prefetch, prefetch_to_write};
 
-/// Most buffers in stock, and how many are taken from the pool at once.
-const STOCK: usize = 64;
-const FILL: usize = 32;
+/// Capacity, and mbufs taken from the pool at once.
+const CAPACITY: usize = 64;
+const REFILL_COUNT: usize = 32;
 
-/// Bytes before the packet in a buffer.
+/// Bytes before the packet in an mbuf.
 const HEADROOM: usize = sys::RTE_PKTMBUF_HEADROOM as usize;
 
-/// Flags of a buffer whose memory is not its own.
-const NOT_ITS_OWN: u64 = sys::RTE_MBUF_F_EXTERNAL | sys::RTE_MBUF_F_INDIRECT;
+/// Flags of an mbuf whose data is not its own.
+const NOT_OWN_MEMORY: u64 = sys::RTE_MBUF_F_EXTERNAL | sys::RTE_MBUF_F_INDIRECT;
 
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// Buffers of nobody else, each as a pool gives it: in one piece, with one owner.
+/// Stack of unused mbufs, each as from a pool: one segment, one reference.
 pub(super) struct MbufCache {
-    bufs: [Mbuf; STOCK],
+    bufs: [Mbuf; CAPACITY],
     count: usize,
-    /// Bytes that a buffer has to have.
+    /// Minimum buffer length.
     buf_len: usize,
-    /// Received buffers are kept while there are fewer than this.
+    /// Received mbufs are kept while there are fewer than this.
     keep_max: usize,
 }
 
 impl MbufCache {
-    /// Nothing in stock yet, of buffers for frames of `frame_max` bytes. What was received is kept
-    /// if `keeps`.
+    /// An empty cache of mbufs for frames of `frame_max` bytes. Received mbufs are kept if `keeps`.
     pub(super) fn new(frame_max: usize, keeps: bool) -> Self {
-        let (buf_len, keep_max) = (HEADROOM + frame_max, if keeps { STOCK } else { 0 });
-        Self { bufs: [null_mut(); STOCK], count: 0, buf_len, keep_max }
+        let (buf_len, keep_max) = (HEADROOM + frame_max, if keeps { CAPACITY } else { 0 });
+        Self { bufs: [null_mut(); CAPACITY], count: 0, buf_len, keep_max }
     }
 
-    /// Takes a buffer, to be filled from its usual place on. None if there is none, there and in
-    /// the pool.
+    /// Takes an mbuf with the default headroom. `None` if cache and pool are empty.
     #[inline(always)]
     pub(super) fn take(&mut self, pool: Pool) -> Option<Mbuf> {
-        if self.count == 0 && !self.fill(pool) {
+        if self.count == 0 && !self.refill(pool) {
             return None;
         }
         self.take_cached()
     }
 
-    /// As [`take`](Self::take), without asking the pool.
+    /// As [`take`](Self::take), from the cache only.
     #[inline(always)]
     pub(super) fn take_cached(&mut self) -> Option<Mbuf> {
         self.count = self.count.checked_sub(1)?;
-        let mbuf = self.bufs[self.count % STOCK];
-        // SAFETY: a buffer of ours that nobody else has.
+        let mbuf = self.bufs[self.count % CAPACITY];
+        // SAFETY: a buffer that nobody else references.
         unsafe {
             (*mbuf).data_off = HEADROOM as u16;
             (*mbuf).ol_flags = 0;
@@ -71,140 +69,140 @@ impl MbufCache {
         Some(mbuf)
     }
 
-    /// Puts back what was taken last, after which nothing was kept.
+    /// Returns the mbuf taken last; nothing was kept since.
     pub(super) fn put_back(&mut self, mbuf: Mbuf) {
-        // In every build: a buffer more than there is room for would take the place of another.
-        assert!(self.count < STOCK, "{} buffers in stock", self.count);
+        // In every build: an overflow would overwrite another mbuf.
+        assert!(self.count < CAPACITY, "{} buffers in stock", self.count);
         self.bufs[self.count] = mbuf;
         self.count += 1;
     }
 
-    /// Keeps a buffer that serves to send with, if there is room for it, and says so.
+    /// Keeps a received mbuf if it is reusable and there is room; true if it was kept.
     ///
     /// # Safety
-    /// It is a packet of the caller's, to which nobody has a reference any more.
+    /// The caller owns the packet, and there is no other reference to it.
     #[inline(always)]
     pub(super) unsafe fn keep(&mut self, mbuf: Mbuf) -> bool {
         // SAFETY: a packet of ours.
-        if self.count >= self.keep_max || !unsafe { self.serves(mbuf) } {
+        if self.count >= self.keep_max || !unsafe { self.is_reusable(mbuf) } {
             return false;
         }
-        let top = self.count.saturating_sub(1) % STOCK;
-        self.bufs[self.count % STOCK] = self.bufs[top];
+        let top = self.count.saturating_sub(1) % CAPACITY;
+        self.bufs[self.count % CAPACITY] = self.bufs[top];
         self.bufs[top] = mbuf;
         self.count += 1;
         true
     }
 
-    /// Whether the buffer is long enough, and as a pool would give it: what a driver puts into
-    /// the other fields means nothing without a flag, and those are taken away.
+    /// Whether the mbuf is long enough and as from a pool. Other fields that a driver sets have no
+    /// meaning without their flags, which are cleared.
     ///
     /// # Safety
-    /// It is a packet of the caller's.
+    /// The caller owns the packet.
     #[inline(always)]
-    unsafe fn serves(&self, mbuf: Mbuf) -> bool {
+    unsafe fn is_reusable(&self, mbuf: Mbuf) -> bool {
         // SAFETY: the caller's promise. A packet in one piece has nothing behind it.
         unsafe {
             (*mbuf).refcnt == 1
                 && (*mbuf).nb_segs == 1
-                && (*mbuf).ol_flags & NOT_ITS_OWN == 0
+                && (*mbuf).ol_flags & NOT_OWN_MEMORY == 0
                 && usize::from((*mbuf).buf_len) >= self.buf_len
         }
     }
 
-    /// Whether [`take_cached`](Self::take_cached) has none.
+    /// Whether [`take_cached`](Self::take_cached) would return `None`.
     #[inline(always)]
     pub(super) fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// Takes buffers from the pool for an empty stock, and says whether it had some. They are as
-    /// they were given back: with one owner, in one piece, and nothing behind.
+    /// Refills the empty cache from the pool; false if the pool has too few. Mbufs in a pool have
+    /// one reference and one segment.
     #[cold]
     #[inline(never)]
-    pub(super) fn fill(&mut self, pool: Pool) -> bool {
+    pub(super) fn refill(&mut self, pool: Pool) -> bool {
         // SAFETY: the pool lives as long as the device; there is room for as many.
         let code = unsafe {
-            sys::rte_mempool_get_bulk(pool.0, self.bufs.as_mut_ptr().cast(), FILL as u32)
+            sys::rte_mempool_get_bulk(pool.0, self.bufs.as_mut_ptr().cast(), REFILL_COUNT as u32)
         };
-        self.count = if code == 0 { FILL } else { 0 };
+        self.count = if code == 0 { REFILL_COUNT } else { 0 };
         code == 0
     }
 
-    /// Fetches what the next short frame will be written to. Called when there is time.
+    /// Prefetches the lines that the next short frame is written to. Called off the critical path.
     #[inline(always)]
-    pub(super) fn warm(&self) {
+    pub(super) fn prefetch_for_tx(&self) {
         if let Some(top) = self.count.checked_sub(1) {
-            let mbuf = self.bufs[top % STOCK];
+            let mbuf = self.bufs[top % CAPACITY];
             prefetch_to_write(mbuf.cast());
-            let data = usual_data(mbuf);
+            let data = default_data(mbuf);
             prefetch_to_write(data);
             prefetch_to_write(data.wrapping_add(LINE));
         }
     }
 
-    /// Gives everything back.
-    pub(super) fn empty(&mut self) {
+    /// Frees all mbufs.
+    pub(super) fn drain(&mut self) {
         for &mbuf in &self.bufs[..self.count] {
-            // SAFETY: a buffer of ours that nobody else has.
+            // SAFETY: a buffer that nobody else references.
             unsafe { sys::rte_pktmbuf_free(mbuf) };
         }
         self.count = 0;
     }
 }
 
-/// Which buffer came after which: where the same ones go round between two ports, in one order,
-/// the next is known before the ring has been asked for it. A guess, for hints only.
-pub(super) struct Order {
-    /// By [`slot`](Self::slot) of the one before.
-    after: Box<[Mbuf; Self::LEN]>,
+/// Predicts the next received mbuf: where the same mbufs alternate between two ports in one order,
+/// the next is known before the ring is read. Used for prefetch hints only.
+pub(super) struct RxOrderPredictor {
+    /// Successor of an mbuf, by its [`slot`](Self::slot).
+    successor: Box<[Mbuf; Self::LEN]>,
     next: Mbuf,
     last: Mbuf,
 }
 
-impl Order {
-    /// More than two ports have in stock.
+impl RxOrderPredictor {
+    /// More than the capacities of two ports.
     const LEN: usize = 256;
 
-    /// Nothing came yet.
+    /// An empty predictor.
     pub(super) fn new() -> Self {
-        Self { after: Box::new([null_mut(); Self::LEN]), next: null_mut(), last: null_mut() }
+        Self { successor: Box::new([null_mut(); Self::LEN]), next: null_mut(), last: null_mut() }
     }
 
-    /// Where to keep what came after `mbuf`. Buffers of a pool are equally far from each other.
+    /// Hash slot of an mbuf. Mbufs of a pool are equidistant.
     #[inline(always)]
     fn slot(mbuf: Mbuf) -> usize {
         (mbuf.addr() as u32 / LINE as u32).wrapping_mul(0x9e37_79b1) as usize >> 24
     }
 
-    /// `mbuf` has come.
+    /// Records that `mbuf` was received.
     #[inline(always)]
-    pub(super) fn came(&mut self, mbuf: Mbuf) {
-        self.after[Self::slot(self.last)] = mbuf;
+    pub(super) fn record(&mut self, mbuf: Mbuf) {
+        self.successor[Self::slot(self.last)] = mbuf;
         self.last = mbuf;
-        self.next = self.after[Self::slot(mbuf)];
+        self.next = self.successor[Self::slot(mbuf)];
     }
 
-    /// Fetches what comes next, most likely.
+    /// Prefetches the predicted next mbuf.
     #[inline(always)]
     pub(super) fn prefetch(&self) {
         prefetch_received(self.next);
     }
 }
 
-/// Fetches what a received short frame most likely lies in: without asking the buffer where, which
-/// would be one wait after the other.
+/// Prefetches the lines of a received short frame at their default place, without a dependent read
+/// of the mbuf.
 #[inline(always)]
 pub(super) fn prefetch_received(mbuf: Mbuf) {
     prefetch(mbuf.cast());
-    let data = usual_data(mbuf);
+    let data = default_data(mbuf);
     prefetch(data);
     prefetch(data.wrapping_add(LINE));
 }
 
-/// Where the packet is in a buffer of a pool as we make them. A guess, for hints only.
+/// Default data address of an mbuf of this crate's pools. Used for prefetch hints only.
 #[inline(always)]
-fn usual_data(mbuf: Mbuf) -> *const u8 {
+fn default_data(mbuf: Mbuf) -> *const u8 {
     mbuf.cast::<u8>().cast_const().wrapping_add(size_of::<sys::rte_mbuf>() + HEADROOM)
 }
 
@@ -212,7 +210,7 @@ fn usual_data(mbuf: Mbuf) -> *const u8 {
 mod tests {
     use super::*;
 
-    /// Buffers as a pool gives them.
+    /// Mbufs as from a pool.
     fn fresh(count: usize) -> Vec<Mbuf> {
         // SAFETY: zeros are a `rte_mbuf`, which is all numbers and pointers.
         let zeros = || unsafe { std::mem::zeroed::<sys::rte_mbuf>() };
@@ -229,7 +227,7 @@ mod tests {
         unsafe { mbuf_cache.keep(mbuf) }
     }
 
-    /// Goal: of all that two ports have in stock few go round between them, and none is lost.
+    /// Goal: few of the mbufs of two ports circulate between them, and none is lost.
     #[test]
     fn few_buffers_go_round() {
         for (filled, flying) in [(32, 1), (0, 1), (1, 3), (32, 8)] {
@@ -251,13 +249,13 @@ mod tests {
         }
     }
 
-    /// Goal: a full stock keeps no more, and everything in it comes out once.
+    /// Goal: a full cache keeps no more mbufs, and returns each once.
     #[test]
     fn a_stock_gives_out_each_buffer_once() {
         let mut mbuf_cache = MbufCache::new(1500, true);
-        let all = fresh(STOCK + 1);
-        assert!(all[..STOCK].iter().all(|&mbuf| keep(&mut mbuf_cache, mbuf)));
-        assert!(!keep(&mut mbuf_cache, all[STOCK]));
+        let all = fresh(CAPACITY + 1);
+        assert!(all[..CAPACITY].iter().all(|&mbuf| keep(&mut mbuf_cache, mbuf)));
+        assert!(!keep(&mut mbuf_cache, all[CAPACITY]));
         let first = mbuf_cache.take_cached().unwrap();
         mbuf_cache.put_back(first);
         assert_eq!(mbuf_cache.take_cached(), Some(first));
@@ -267,22 +265,22 @@ mod tests {
         assert!(keep(&mut mbuf_cache, next));
         let mut out: Vec<Mbuf> = std::iter::from_fn(|| mbuf_cache.take_cached()).collect();
         out.sort();
-        let mut kept = all[..STOCK].to_vec();
+        let mut kept = all[..CAPACITY].to_vec();
         kept.sort();
         assert_eq!(out, kept);
     }
 
-    /// Goal: the next of buffers that go round is known, and again when another one joins them.
+    /// Goal: the next of circulating mbufs is predicted, and again after another one has joined.
     #[test]
     fn buffers_that_go_round_are_foreseen() {
         let buf = |i: usize| (0x7f00_0000_0000 + i * 2432) as Mbuf;
-        let mut order = Order::new();
+        let mut order = RxOrderPredictor::new();
         for count in [1, 2, 64, 65] {
             let mut wrong = 0;
             for lap in 0..3 {
                 for i in 0..count {
                     wrong += usize::from(lap == 2 && order.next != buf(i));
-                    order.came(buf(i));
+                    order.record(buf(i));
                 }
             }
             // Two may share a place.

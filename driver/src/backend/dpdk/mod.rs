@@ -1,20 +1,19 @@
-//! Any device that DPDK drives: NICs, and its virtual ones (`dpdk:net_tap0,iface=bw0`).
+//! DPDK backend: ports on NICs and virtual devices of DPDK (`dpdk:net_tap0,iface=bw0`).
 //!
-//! DPDK itself is started once in the process, by the first port ([`eal`]), and each port is a
-//! device with one queue each way ([`device`]). What is special about a driver stands in [`pmd`],
-//! and what memif takes besides in [`irq_guard`], [`listener`] and [`relay`].
+//! EAL is initialised once per process, by the first port ([`eal`]). Each port is one ethdev with
+//! one receive and one transmit queue ([`device`]). Properties of drivers are in [`pmd`]; memif
+//! additionally needs [`irq_guard`], [`listener`] and [`relay`].
 //!
-//! A frame to send is copied into a packet buffer and waits, with others, for
-//! [`Port::flush`] or for a full burst; what the device's queue has no room for stays with the
-//! port, in order, and [`Port::tx`] answers [`Tx::Full`] until it is gone. The ends of a pair of
-//! rings keep nothing back: what is in the ring is in the receiver's memory. A received one is lent
-//! where the driver put it; one that lies in several buffers is joined first. The buffers of others
-//! are sent with next, where frames stay in memory ([`mbuf_cache`]). Memory of the application is
-//! lent to a driver only if that copies within the call ([`extbuf`]): the contract of `tx` ends
-//! with it.
+//! A frame to send is copied into an mbuf and queued until [`Port::flush`] or a full burst. Frames
+//! for which the device's queue has no room stay with the port, in order, and [`Port::tx`] answers
+//! [`Tx::Full`] until they are sent. A port on a pair of rings queues nothing: a frame in the ring
+//! is in the receiver's memory. A received frame is lent in the driver's mbuf; a multi-segment
+//! packet is linearised first. Where frames stay in memory, received mbufs are reused for sending
+//! ([`mbuf_cache`]). Application memory is lent to a driver only if the driver copies within the
+//! call ([`extbuf`]), since `tx` may not keep it.
 //!
-//! One thread at a time uses a port; a thread is made known to DPDK the first time it does, for
-//! the sake of its stock of packet buffers.
+//! One thread at a time uses a port. A thread is registered with DPDK at its first use, so that it
+//! has an mbuf cache.
 
 mod device;
 mod eal;
@@ -52,71 +51,68 @@ use device::{Device, Ring};
 use eal::Eal;
 use extbuf::ExtBuf;
 use failure::Failure;
-use mbuf_cache::{MbufCache, Order, prefetch_received};
+use mbuf_cache::{MbufCache, RxOrderPredictor, prefetch_received};
 
 pub(crate) use spec::parse;
 
-/// Frames that are sent at once.
+/// Frames per transmit burst.
 const TX_BURST: usize = 32;
-/// Frames that are received at once; a larger `max` is cut to this. Of jumbo frames as few as leave
-/// room in the nearest cache, of 32 or 48 KiB: what a driver has copied is copied on, and where it
-/// goes takes as much.
+/// Frames per receive burst; a larger `max` is cut to this. For jumbo frames as few as fit the L1
+/// cache of 32 or 48 KiB, since frames that the driver has copied are copied once more.
 const RX_BURST: usize = 32;
 const RX_BURST_LEN: usize = 20 << 10;
 const RX_JUMBO: usize = 2048;
-/// Frames from this length on are lent to a driver that copies: what it takes to describe one is
-/// about what it takes to copy that much.
-const EXTBUF_LEN: usize = 512;
-/// Ethernet's shortest frame, without its check sequence.
+/// Frames from this length on are lent to a driver that copies: describing one costs about as much
+/// as copying this many bytes.
+const EXTBUF_LEN_MIN: usize = 512;
+/// Ethernet's shortest frame, without FCS.
 const FRAME_MIN: usize = 60;
 
-/// Polls between two readings of the clock for what is looked at now and then, and how often that
-/// is.
-const POLLS: i32 = 1024;
-const LOOK_NS: u64 = 50_000_000;
+/// Polls between two reads of the clock, and interval of the device checks.
+const POLLS_PER_CHECK: i32 = 1024;
+const CHECK_NS: u64 = 50_000_000;
 
-/// How long a lowered MTU may cost frames before the port is given up.
-const TOO_LONG_NS: u64 = 2_000_000_000;
+/// How long a lowered MTU may drop frames before the port is gone.
+const MTU_GRACE_NS: u64 = 2_000_000_000;
 
-/// Time that a memif's connection may take.
+/// Time limit of a memif's connection attempt.
 const CONNECT_NS: u64 = 500_000_000;
 
-/// After how long a port that keeps frames back wants to be polled.
+/// Interval at which a port with queued frames is to be polled.
 const RETRY_NS: u64 = 20_000;
 
-/// Which device, and how it is set up.
+/// Settings of a DPDK device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DpdkSettings {
-    /// Name of the device as DPDK has it: the driver and a number (`net_tap0`), or the address of
-    /// a PCI device (`0000:05:00.0`).
+    /// DPDK's name of the device: the driver and a number (`net_tap0`), or a PCI address
+    /// (`0000:05:00.0`).
     pub device: String,
-    /// What the driver is told, as `key=value` with commas between. Default: nothing.
+    /// Device arguments, as `key=value` separated by commas. Default: none.
     pub args: String,
-    /// Bytes after the Ethernet header. Default: that of the interface below, where there is one,
-    /// otherwise 1500, since packet buffers take memory for the largest frame.
+    /// MTU. Default: that of the interface below, if there is one, otherwise 1500, since mbufs are
+    /// sized for the largest frame.
     pub mtu: Option<usize>,
-    /// Address to answer to. Default: the device's, or a random one if it has none.
+    /// MAC address. Default: the device's, or a random one if it has none.
     pub mac: Option<MacAddr>,
-    /// Descriptors of each queue, as far as the driver lets one choose. Default 512: what one
-    /// sender has underway at 64 KiB and an MTU of 1500, ten times.
+    /// Descriptors of each queue, as far as the driver supports it. Default 512: ten times what one
+    /// sender has in flight at 64 KiB and an MTU of 1500.
     pub ring_len: usize,
-    /// Packet buffers. Default, and least: what queues and caches can hold, about 2000.
+    /// Number of mbufs. Default and minimum: what queues and caches can hold, about 2000.
     pub mbuf_count: Option<usize>,
-    /// Whether DPDK uses hugepages. Decided by the first port of the process. Default: if there
-    /// are any.
+    /// Whether EAL uses hugepages. Decided by the first port of the process. Default: if any are
+    /// free.
     pub hugepages: Hugepages,
-    /// Whether frames carry a checksum, which both ends of a link have to agree on. Default: not
-    /// where they go through memory of this machine alone, a pair of rings or a memif.
+    /// Whether frames carry a checksum; both ends of a link have to agree. Default: no on memory of
+    /// this machine (a pair of rings or a memif), else yes.
     pub crc: Option<bool>,
-    /// Two memifs that lead to each other, with no switch between, and whoever ends one waits until
-    /// the other side has read it out. Frames are not kept to be sent again then. Both ends have to
-    /// say the same. Default: no.
+    /// For a memif: it is connected to its peer without a switch, and a process that closes it
+    /// waits until the peer has drained it. Frames are then not kept for retransmission. Both ends
+    /// have to agree. Default: no.
     pub lossless: bool,
-    /// Frames of this EtherType are steered to the port, where the NIC can. Default: everything
-    /// comes.
+    /// Steers frames of this EtherType to the port, if the NIC supports it. Default: no steering.
     pub ethertype: Option<u16>,
-    /// Frames to every address are received, not only those to this port's and to groups: for who
-    /// passes them on. Default: no.
+    /// Promiscuous mode: receives frames to every address, not only to this port's and to multicast
+    /// addresses. For ports that forward frames. Default: off.
     pub promiscuous: bool,
 }
 
@@ -139,13 +135,13 @@ impl Default for DpdkSettings {
 }
 
 impl DpdkSettings {
-    /// The value of a key that the driver is told.
+    /// Value of a device argument.
     fn arg(&self, key: &str) -> Option<&str> {
         self.args.split(',').find_map(|arg| arg.strip_prefix(key)?.strip_prefix('='))
     }
 }
 
-/// The version of the DPDK that this build is linked with, such as `DPDK 22.11.11`.
+/// Version of the linked DPDK, such as `DPDK 22.11.11`.
 pub fn version() -> String {
     eal::version()
 }
@@ -156,81 +152,81 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 type Mbuf = *mut sys::rte_mbuf;
 
-/// A port on a device of DPDK.
+/// A port on a DPDK device.
 pub struct DpdkPort {
     caps: PortCaps,
     port: u16,
     frame_max: usize,
-    /// Shorter frames are filled up to this.
+    /// Shorter frames are padded to this length.
     frame_min: usize,
     short_max: usize,
-    /// Bytes may change on the way.
+    /// Frames may be corrupted on the way.
     damages: bool,
-    /// The thread that used the port last, as [`this_thread`] names it.
-    user: usize,
+    /// The thread that used the port last, by [`this_thread`]. It is registered with DPDK.
+    registered_thread: usize,
     /// Frames taken and not yet handed to the device: `tx[tx_at..tx_end]`.
     tx: [Mbuf; TX_BURST],
     tx_at: usize,
     tx_end: usize,
     mbuf_cache: MbufCache,
-    /// Where it receives from and sends to, if it is one end of a pair of rings.
+    /// The rings to receive from and to send to, for one end of a pair of rings.
     rings: Option<[Ring; 2]>,
-    order: Order,
-    /// What it lends memory with, if its driver copies at once.
+    rx_order: RxOrderPredictor,
+    /// For drivers that copy within the call: mbufs that point to application memory.
     extbuf: Option<ExtBuf>,
     rx: [Mbuf; RX_BURST],
-    /// A packet that came alone and was lent; null if there is none. It is kept or given back by
-    /// the next poll: whoever waits for it answers first.
+    /// A received mbuf that was lent alone; null if there is none. The next poll recycles or frees
+    /// it, so that a reply is sent first.
     held: Mbuf,
-    /// Frames that the device is asked for at a time.
+    /// Frames per call of `rte_eth_rx_burst`.
     rx_step: usize,
-    /// Where a frame of several buffers is joined.
-    whole: Box<[u8]>,
+    /// Buffer in which a multi-segment packet is linearised.
+    linear: Box<[u8]>,
     counters: PortCounters,
-    polls_to_look: i32,
-    looked_ns: u64,
-    /// What the interface below carried when it was last looked at.
+    polls_to_check: i32,
+    checked_ns: u64,
+    /// MTU of the interface below at the last check.
     interface_mtu: usize,
-    /// Length of the longest frame sent since then, if it was not a short one.
-    longest: usize,
-    /// Since when frames have been too long for it.
+    /// Longest frame sent since the last check; short frames are not counted.
+    longest_tx: usize,
+    /// Since when frames exceed that MTU.
     too_long_ns: Option<u64>,
-    link: Link,
-    irq_guard: Option<Arc<irq_guard::Member>>,
-    waiter: Arc<wait::Nap>,
-    /// The process that opened the port; a forked child is another.
+    link: LinkState,
+    irq_guard: Option<Arc<irq_guard::BurstGuard>>,
+    waiter: Arc<wait::PollWaiter>,
+    /// Process id of the opener; a forked child has another one.
     pid: u32,
     /// Taken when the port is dropped.
     device: Option<Device>,
     eal: &'static Eal,
 }
 
-// SAFETY: the raw pointers are packet buffers of the port's own pool, which any thread may use;
-// what a thread has to have been made known for is asked for in every call (`user`).
+// SAFETY: the raw pointers are mbufs of the port's own pool, which any thread may use; every call
+// checks that its thread is registered (`registered_thread`).
 unsafe impl Send for DpdkPort {}
 
-/// What is known of the link, and what is being done about it.
-struct Link {
+/// State of the link, and of its reconnection.
+struct LinkState {
     is_up: bool,
     /// Bursts may be called.
     is_started: bool,
-    /// It is the client of a memif, who has to connect anew when the server has gone.
+    /// A memif client, which reconnects when the server has gone.
     reconnects: bool,
-    /// When it last began to connect.
-    tried_ns: u64,
-    /// A restart that EAL's thread is at.
+    /// Start of the last connection attempt.
+    connect_started_ns: u64,
+    /// State of a restart that is running in EAL's thread.
     restart: Option<Arc<AtomicU8>>,
 }
 
-const RESTARTING: u8 = 0;
-const RESTARTED: u8 = 1;
-const REFUSED: u8 = 2;
+const RESTART_PENDING: u8 = 0;
+const RESTART_DONE: u8 = 1;
+const RESTART_FAILED: u8 = 2;
 
 impl DpdkPort {
-    /// Starts DPDK if it does not run, and brings the device up.
+    /// Initialises EAL if necessary, and starts the device.
     ///
     /// # Errors
-    /// [`OpenError`]; nothing is left behind but DPDK itself.
+    /// [`OpenError`]; nothing is left behind but EAL itself.
     pub fn open(settings: &DpdkSettings) -> Result<Self, OpenError> {
         let name = format!("dpdk:{}", settings.device);
         let refused =
@@ -238,12 +234,12 @@ impl DpdkPort {
         pmd::check(settings).map_err(refused)?;
         let eal = eal::start(settings.hugepages).map_err(refused)?;
         let wanted = settings.clone();
-        let (opened, said) = eal.run(move || Device::open(&wanted));
+        let (opened, log_lines) = eal.run(move || Device::open(&wanted));
         let device = opened.map_err(|failure| {
-            let cause = eal::because(&said, failure.errno);
+            let cause = eal::log_cause(&log_lines, failure.errno);
             refused(match failure.why.as_str() {
                 "" => probe_failed(settings, &cause, failure.errno),
-                _ if said.is_empty() => failure,
+                _ if log_lines.is_empty() => failure,
                 why => Failure { why: format!("{why} ({cause})"), ..failure },
             })
         })?;
@@ -254,23 +250,23 @@ impl DpdkPort {
         let caps = PortCaps {
             lossless: device.is_lossless(settings),
             rto_floor_ns: device.pmd.rto_floor_ns,
-            // Drivers of the kernel's interfaces are for trials: `afpacket:` and `xdp:` are better.
+            // Drivers on kernel interfaces are for tests: `afpacket:` and `xdp:` are better.
             via_kernel: false,
             link_bps: device.link_bps,
             ..PortCaps::new(device.mac, device.mtu, spec::text(settings))
         };
-        // The zero-copy kind keeps what it sends until the other side has read it.
+        // In zero-copy mode memif references sent buffers until the peer has read them.
         let copies = device.pmd.is("net_memif") && settings.arg("zero-copy") != Some("yes");
-        let link = Link {
+        let link = LinkState {
             is_up: link::link(device.port).0,
             is_started: device.is_started,
             reconnects: device.pmd.is("net_memif") && settings.arg("role") != Some("server"),
-            tried_ns: now_ns(),
+            connect_started_ns: now_ns(),
             restart: None,
         };
         Self {
             interface_mtu: caps.mtu,
-            longest: 0,
+            longest_tx: 0,
             too_long_ns: None,
             caps,
             port: device.port,
@@ -278,21 +274,21 @@ impl DpdkPort {
             frame_min: if device.pmd.pads { FRAME_MIN } else { 0 },
             short_max: SHORT.min(device.frame_max),
             damages: settings.crc.unwrap_or(!device.pmd.is_memory()),
-            user: 0,
+            registered_thread: 0,
             tx: [null_mut(); TX_BURST],
             tx_at: 0,
             tx_end: 0,
-            mbuf_cache: MbufCache::new(device.frame_max, device.pmd.recycles()),
+            mbuf_cache: MbufCache::new(device.frame_max, device.pmd.can_recycle_rx()),
             rings: device.rings(),
-            order: Order::new(),
+            rx_order: RxOrderPredictor::new(),
             extbuf: copies.then(|| ExtBuf::new(device.pool)).flatten(),
             rx: [null_mut(); RX_BURST],
             held: null_mut(),
             rx_step: rx_step(device.frame_max),
-            whole: vec![0; device.frame_max].into(),
+            linear: vec![0; device.frame_max].into(),
             counters: PortCounters::default(),
-            polls_to_look: POLLS,
-            looked_ns: now_ns(),
+            polls_to_check: POLLS_PER_CHECK,
+            checked_ns: now_ns(),
             link,
             irq_guard: device.irq_guard.clone(),
             waiter: Arc::default(),
@@ -302,10 +298,10 @@ impl DpdkPort {
         }
     }
 
-    /// Hands frames to the device as long as it takes any, and says whether it took all.
+    /// Passes the queued frames to the device. True if it took all.
     #[inline]
     fn push(&mut self) -> bool {
-        // SAFETY: frames of ours, from `tx_at` to `tx_end` in `tx`.
+        // SAFETY: `tx[tx_at..tx_end]` are mbufs of the port.
         self.tx_at += unsafe {
             let from = self.tx.as_mut_ptr().add(self.tx_at);
             self.burst(from, self.tx_end - self.tx_at)
@@ -317,10 +313,10 @@ impl DpdkPort {
         true
     }
 
-    /// Hands frames to the device, and says how many it took.
+    /// Passes frames to the device and returns how many it took.
     ///
     /// # Safety
-    /// `count` packets of the port's lie at `frames`. Those that were taken are no longer its own.
+    /// `count` mbufs of the port are at `frames`. Those that were taken belong to the driver.
     #[inline(always)]
     unsafe fn burst(&mut self, frames: *mut Mbuf, count: usize) -> usize {
         if !self.link.is_started {
@@ -329,10 +325,10 @@ impl DpdkPort {
         // SAFETY: the port is started, this thread is the only one to use it (`&mut self`), and
         // the rest is the caller's promise.
         let send = || unsafe { sys::tx_burst(self.port, 0, frames, count as u16) };
-        guarded(&self.irq_guard, send).into()
+        guarded_burst(&self.irq_guard, send).into()
     }
 
-    /// Makes room for one more frame, or says that there is none.
+    /// Makes room for one more frame in `tx`; false if there is none.
     #[cold]
     #[inline(never)]
     fn make_room(&mut self) -> bool {
@@ -346,26 +342,26 @@ impl DpdkPort {
         self.tx_end < TX_BURST
     }
 
-    /// Takes the frame that the device had no room for out of the queue, into the stock.
+    /// Moves the frame that the device had no room for from `tx` back to the mbuf cache.
     #[cold]
-    fn take_back(&mut self) {
+    fn undo_tx(&mut self) {
         self.mbuf_cache.put_back(self.tx[self.tx_at]);
         (self.tx_at, self.tx_end) = (0, 0);
         self.counters.tx_full += 1;
     }
 
-    /// Lends a long frame to the driver, after those that wait, and says whether it was sent. None
-    /// if it has to be copied.
+    /// Sends a long frame by reference, after the queued ones, and returns whether it was sent.
+    /// `None` if it has to be copied.
     #[inline(never)]
-    fn lend_out(&mut self, frame: &TxFrame<'_>) -> Option<bool> {
+    fn tx_extbuf(&mut self, frame: &TxFrame<'_>) -> Option<bool> {
         let body = frame.body_in_one_piece()?;
         let mut extbuf = self.extbuf.take()?;
         let mut sent = self.tx_end == 0 || self.push();
         if sent {
             let mut packet = extbuf.describe(frame, body);
-            // SAFETY: one packet, of ours as long as the loan has a hold on it.
+            // SAFETY: one packet, on which the port holds a reference.
             sent = unsafe { self.burst(&mut packet, 1) } == 1;
-            extbuf.end(sent);
+            extbuf.finish(sent);
         }
         self.extbuf = Some(extbuf);
         Some(sent)
@@ -374,16 +370,16 @@ impl DpdkPort {
     /// Copies the frame into a packet buffer.
     #[inline(always)]
     fn fill(&mut self, mbuf: Mbuf, frame: &TxFrame<'_>, len: usize) {
-        // SAFETY: a buffer from the stock, which nobody else has. It has room for `frame_max` bytes
-        // behind `data_off` (`Pmd::room`), which `len` and `frame_min` do not exceed. It overlaps
-        // no memory of the frame. `copy_short_to_raw` needs what is asked for.
+        // SAFETY: an mbuf from the cache, which the port owns. It has room for `frame_max` bytes
+        // behind `data_off` (`Pmd::mbuf_room`), which `len` and `frame_min` do not exceed. It
+        // overlaps no memory of the frame. The preconditions of `copy_short_to_raw` are checked.
         unsafe {
             let data = (*mbuf).buf_addr.cast::<u8>().add(usize::from((*mbuf).data_off));
             let short = len <= self.short_max && frame.fits_short_copy();
             match frame.body_in_one_piece() {
                 Some(body) if short => frame.copy_short_to_raw(body, data),
                 _ => {
-                    self.longest = self.longest.max(len);
+                    self.longest_tx = self.longest_tx.max(len);
                     frame.copy_to_raw(data);
                 }
             }
@@ -397,52 +393,53 @@ impl DpdkPort {
         }
     }
 
-    /// Takes at most `max` frames from the device, into `rx`, which has room.
+    /// Receives at most `max` frames into `rx`.
     #[inline(always)]
     fn take(&mut self, max: usize) -> usize {
         let has_none = self.rings.is_some_and(|[from, _]| from.is_empty());
         if !self.held.is_null() {
-            self.settle();
+            self.recycle_held();
         }
         if has_none {
             return 0;
         }
         if self.rings.is_some() {
-            // Now, and not when the ring has said which it is: that is one wait the less.
-            self.order.prefetch();
+            // Prefetched before the ring is read, which saves one dependent cache miss.
+            self.rx_order.prefetch();
         }
         let (max, rx) = (max.min(RX_BURST), self.rx.as_mut_ptr());
         // SAFETY: the port is started, this thread is the only one to use it (`&mut self`), and
         // `rx` has room for `max`.
-        let count =
-            guarded(&self.irq_guard, || unsafe { sys::rx_burst(self.port, 0, rx, max as u16) });
+        let count = guarded_burst(&self.irq_guard, || unsafe {
+            sys::rx_burst(self.port, 0, rx, max as u16)
+        });
         usize::from(count).min(max)
     }
 
-    /// Lends what `rx[..count]` holds, and keeps the buffers or gives them back. Says how many were
-    /// lent and not dropped.
+    /// Lends `rx[..count]` to the sink, and recycles or frees the mbufs. Returns how many frames
+    /// were lent.
     #[inline(always)]
     fn lend(&mut self, count: usize, sink: &mut impl RxSink) -> usize {
         if let Some([_, to]) = self.rings {
-            // What comes is most often answered.
-            to.warm();
+            // A received frame is usually answered.
+            to.prefetch_for_tx();
         }
         if count > 1 {
             return self.lend_many(count, sink);
         }
         let mbuf = self.rx[0];
         let lent = self.lend_one::<true>(mbuf, sink);
-        // Not before: whoever is lent the frame may send, and must not send with this.
+        // Kept until the next poll: a reply must not be sent in the mbuf that is lent.
         self.held = mbuf;
         usize::from(lent)
     }
 
-    /// Keeps the packet that is held, or gives it back.
+    /// Recycles the held mbuf, or frees it.
     #[inline(never)]
-    fn settle(&mut self) {
+    fn recycle_held(&mut self) {
         let mbuf = std::mem::replace(&mut self.held, null_mut());
-        self.order.came(mbuf);
-        // SAFETY: the packet is ours, and nobody has borrowed it since it was lent.
+        self.rx_order.record(mbuf);
+        // SAFETY: the port owns the packet, and the loan has ended.
         if !unsafe { self.mbuf_cache.keep(mbuf) } {
             self.rx[0] = mbuf;
             self.free(1);
@@ -456,14 +453,14 @@ impl DpdkPort {
         rx.iter().for_each(|&mbuf| prefetch_received(mbuf));
         for &mbuf in rx {
             // SAFETY: a received packet, which is ours.
-            sink.prefetch(&unsafe { first_piece(mbuf) });
+            sink.prefetch(&unsafe { first_segment(mbuf) });
         }
         let (mut lent, mut left) = (0, 0);
         for i in 0..count {
             let mbuf = self.rx[i];
-            self.order.came(mbuf);
+            self.rx_order.record(mbuf);
             lent += usize::from(self.lend_one::<false>(mbuf, sink));
-            // SAFETY: the packet is ours and nobody borrows it any more.
+            // SAFETY: the port owns the packet, and the loan has ended.
             if !unsafe { self.mbuf_cache.keep(mbuf) } {
                 self.rx[left] = mbuf;
                 left += 1;
@@ -475,25 +472,25 @@ impl DpdkPort {
         lent
     }
 
-    /// Lends a packet that has come, or drops it, and says which. One that came alone (`ALONE`) may
-    /// be answered meanwhile.
+    /// Lends or drops a received packet; true if it was lent. A packet that was received alone
+    /// (`ALONE`) may be answered during the loan.
     #[inline(always)]
     fn lend_one<const ALONE: bool>(&mut self, mbuf: Mbuf, sink: &mut impl RxSink) -> bool {
         // SAFETY: a received packet, which is ours: `data_len` bytes lie at `data_off`.
-        let (pieces, len, first) =
-            unsafe { ((*mbuf).nb_segs, (*mbuf).pkt_len as usize, first_piece(mbuf)) };
+        let (segment_count, len, first) =
+            unsafe { ((*mbuf).nb_segs, (*mbuf).pkt_len as usize, first_segment(mbuf)) };
         if len > self.frame_max || len < ETH_HDR_LEN {
             self.counters.rx_dropped += 1;
             return cold(false);
         }
         self.counters.received(len);
-        if pieces > 1 {
+        if segment_count > 1 {
             cold(());
-            // SAFETY: as above; `whole` has `frame_max` bytes.
-            let joined = unsafe { join(mbuf, &mut self.whole) };
-            lend_joined(&self.whole[..joined], sink);
+            // SAFETY: as above; `linear` has `frame_max` bytes.
+            let joined = unsafe { linearize(mbuf, &mut self.linear) };
+            lend_linearized(&self.linear[..joined], sink);
         } else if ALONE {
-            // To send (`ReplyTx`) takes none of the buffers that were received.
+            // Sending (`ReplyTx`) takes no received mbuf.
             sink.frame_with(&first, ReplyTx(self));
         } else {
             sink.frame(&first);
@@ -501,11 +498,11 @@ impl DpdkPort {
         true
     }
 
-    /// Gives the packets in `rx[..count]` back to where they are from.
+    /// Returns the packets in `rx[..count]` to their pools.
     #[inline(never)]
     fn free(&mut self, count: usize) {
         let packets = &mut self.rx[..count];
-        // SAFETY: packets of ours, of which nobody borrows anything.
+        // SAFETY: packets of the port, whose loans have ended.
         unsafe { sys::rte_pktmbuf_free_bulk(packets.as_mut_ptr(), count as u32) };
     }
 
@@ -516,19 +513,19 @@ impl DpdkPort {
     #[inline(always)]
     pub fn receive(&mut self, max: usize, sink: &mut impl RxSink) -> Result<usize, PortGone> {
         let thread = this_thread();
-        if thread != self.user {
-            self.enter(thread);
+        if thread != self.registered_thread {
+            self.register_thread(thread);
         }
-        self.polls_to_look -= 1;
-        if self.polls_to_look <= 0 {
-            self.polls_to_look = POLLS;
-            self.look()?;
+        self.polls_to_check -= 1;
+        if self.polls_to_check <= 0 {
+            self.polls_to_check = POLLS_PER_CHECK;
+            self.check_device()?;
         }
         if self.tx_end != 0 {
             self.push();
         }
         if !self.link.is_started {
-            return self.look_while_down();
+            return self.receive_while_down();
         }
         let max = max.min(RX_BURST);
         let (mut total, mut lent) = (0, 0);
@@ -545,23 +542,23 @@ impl DpdkPort {
         }
     }
 
-    /// Makes the calling thread known to DPDK.
+    /// Registers the calling thread with DPDK.
     #[cold]
-    fn enter(&mut self, thread: usize) {
-        self.user = thread;
-        wait::register();
+    fn register_thread(&mut self, thread: usize) {
+        self.registered_thread = thread;
+        wait::register_thread();
     }
 
-    /// Looks at what changes seldom.
+    /// Checks link, interface and device, every 50 ms.
     #[cold]
     #[inline(never)]
-    fn look(&mut self) -> Result<(), PortGone> {
+    fn check_device(&mut self) -> Result<(), PortGone> {
         let now = now_ns();
-        if now.saturating_sub(self.looked_ns) < LOOK_NS {
+        if now.saturating_sub(self.checked_ns) < CHECK_NS {
             return Ok(());
         }
-        self.looked_ns = now;
-        self.look_at_restart();
+        self.checked_ns = now;
+        self.check_restart();
         let Some(device) = &self.device else { return Ok(()) };
         if let Some((name, index)) = &device.interface
             && !pmd::has_interface(*index)
@@ -571,7 +568,7 @@ impl DpdkPort {
         }
         let below = device.interface.as_ref().filter(|_| device.pmd.follows_interface());
         if let Some(mtu) = below.and_then(|(name, _)| super::netdev::interface_mtu(name)) {
-            self.look_at_mtu(mtu, now)?;
+            self.check_interface_mtu(mtu, now)?;
         }
         // SAFETY: asks about a port that exists.
         if unsafe { sys::rte_eth_dev_is_removed(self.port) } == 1 {
@@ -581,20 +578,20 @@ impl DpdkPort {
         if is_up != self.link.is_up {
             tracing::info!(port = self.caps.name, "link is {}", if is_up { "up" } else { "down" });
             self.link.is_up = is_up;
-            self.link.tried_ns = 0;
+            self.link.connect_started_ns = 0;
         }
-        // A connection that is being made is left alone: a server panics over one that ends early.
-        let is_tried = self.link.is_started && now < self.link.tried_ns + CONNECT_NS;
-        if !is_up && !is_tried && self.link.reconnects && self.link.restart.is_none() {
-            self.link.tried_ns = now;
+        // A pending connection is not interrupted: a memif server panics if a client leaves early.
+        let is_connecting = self.link.is_started && now < self.link.connect_started_ns + CONNECT_NS;
+        if !is_up && !is_connecting && self.link.reconnects && self.link.restart.is_none() {
+            self.link.connect_started_ns = now;
             self.restart();
         }
         Ok(())
     }
 
-    /// Sees whether the interface below still carries our frames. The driver says nothing of those
-    /// that it does not: the kernel drops them, while shorter ones keep the peer alive.
-    fn look_at_mtu(&mut self, mtu: usize, now: u64) -> Result<(), PortGone> {
+    /// Checks that the interface below still carries the port's frames. The driver does not report
+    /// those that it does not: the kernel drops them, while shorter ones keep the peer alive.
+    fn check_interface_mtu(&mut self, mtu: usize, now: u64) -> Result<(), PortGone> {
         let (port, was) = (&self.caps.name, self.caps.mtu);
         let interface = self.device.as_ref().and_then(|device| device.interface.as_ref());
         let name = interface.map_or("the interface", |(name, _)| name);
@@ -606,10 +603,10 @@ impl DpdkPort {
             );
         }
         self.interface_mtu = mtu;
-        let is_too_long = std::mem::take(&mut self.longest) > ETH_HDR_LEN + mtu;
+        let is_too_long = std::mem::take(&mut self.longest_tx) > ETH_HDR_LEN + mtu;
         if mtu >= was {
             self.too_long_ns = None;
-        } else if is_too_long && now - *self.too_long_ns.get_or_insert(now) >= TOO_LONG_NS {
+        } else if is_too_long && now - *self.too_long_ns.get_or_insert(now) >= MTU_GRACE_NS {
             let why = format!(
                 "the mtu of {name} was lowered to {mtu} while in use; ip link set {name} mtu \
                  {was}, and open it again"
@@ -619,32 +616,38 @@ impl DpdkPort {
         Ok(())
     }
 
-    /// Has EAL's thread connect the device anew. No burst is called until it has.
+    /// Restarts the device in EAL's thread. No burst is called until it is done.
     fn restart(&mut self) {
-        let state = Arc::new(AtomicU8::new(RESTARTING));
-        let (told, port, was_started) = (Arc::clone(&state), self.port, self.link.is_started);
+        let state = Arc::new(AtomicU8::new(RESTART_PENDING));
+        let (result, port, was_started) = (Arc::clone(&state), self.port, self.link.is_started);
         self.link.is_started = false;
         self.link.restart = Some(state);
         self.eal.post(move || {
-            let state =
-                if device::restart(port, was_started).is_ok() { RESTARTED } else { REFUSED };
-            told.store(state, Release);
+            let state = if device::restart(port, was_started).is_ok() {
+                RESTART_DONE
+            } else {
+                RESTART_FAILED
+            };
+            result.store(state, Release);
         });
     }
 
-    fn look_at_restart(&mut self) {
+    fn check_restart(&mut self) {
         let Some(state) = &self.link.restart else { return };
         match state.load(Acquire) {
-            RESTARTING => return,
-            state => self.link.is_started = state == RESTARTED,
+            RESTART_PENDING => return,
+            state => self.link.is_started = state == RESTART_DONE,
         }
         self.link.restart = None;
     }
 }
 
-/// Calls a burst, if it may begin.
+/// Calls a burst unless `irq_guard` forbids it.
 #[inline(always)]
-fn guarded(irq_guard: &Option<Arc<irq_guard::Member>>, burst: impl FnOnce() -> u16) -> u16 {
+fn guarded_burst(
+    irq_guard: &Option<Arc<irq_guard::BurstGuard>>,
+    burst: impl FnOnce() -> u16,
+) -> u16 {
     let Some(irq_guard) = irq_guard else { return burst() };
     if !irq_guard.begin() {
         return 0;
@@ -654,17 +657,17 @@ fn guarded(irq_guard: &Option<Arc<irq_guard::Member>>, burst: impl FnOnce() -> u
     count
 }
 
-/// Frames of at most `frame_max` bytes that a device is asked for at a time.
+/// Frames of at most `frame_max` bytes per call of `rte_eth_rx_burst`.
 fn rx_step(frame_max: usize) -> usize {
     if frame_max < RX_JUMBO { RX_BURST } else { (RX_BURST_LEN / frame_max).max(1) }
 }
 
-/// The first buffer of a packet.
+/// The first segment of a packet.
 ///
 /// # Safety
 /// `mbuf` is a received packet that stays the caller's as long as the frame is used.
 #[inline(always)]
-unsafe fn first_piece<'a>(mbuf: Mbuf) -> RxFrame<'a> {
+unsafe fn first_segment<'a>(mbuf: Mbuf) -> RxFrame<'a> {
     // SAFETY: `data_len` bytes at `data_off` of a packet's buffer are mapped.
     unsafe {
         let data = (*mbuf).buf_addr.cast::<u8>().add(usize::from((*mbuf).data_off));
@@ -672,39 +675,39 @@ unsafe fn first_piece<'a>(mbuf: Mbuf) -> RxFrame<'a> {
     }
 }
 
-/// Copies a packet of several buffers to `whole` and says how long it is.
+/// Copies a multi-segment packet to `linear` and returns its length.
 ///
 /// # Safety
-/// As [`first_piece`].
+/// As [`first_segment`].
 #[cold]
 #[inline(never)]
-unsafe fn join(mbuf: Mbuf, whole: &mut [u8]) -> usize {
-    let (mut at, mut piece) = (0, mbuf);
-    while !piece.is_null() {
+unsafe fn linearize(mbuf: Mbuf, linear: &mut [u8]) -> usize {
+    let (mut at, mut segment) = (0, mbuf);
+    while !segment.is_null() {
         // SAFETY: every buffer of the chain is part of the packet.
-        let (frame, next) = unsafe { (first_piece(piece), (*piece).next) };
-        let Some(room) = whole.get_mut(at..at + frame.len()) else { break };
+        let (frame, next) = unsafe { (first_segment(segment), (*segment).next) };
+        let Some(room) = linear.get_mut(at..at + frame.len()) else { break };
         frame.copy_to(0, room);
-        (at, piece) = (at + frame.len(), next);
+        (at, segment) = (at + frame.len(), next);
     }
     at
 }
 
-/// Lends a frame that had to be joined.
+/// Lends a linearised frame.
 #[cold]
 #[inline(never)]
-fn lend_joined(whole: &[u8], sink: &mut impl RxSink) {
-    sink.frame(&RxFrame::new(whole));
+fn lend_linearized(linear: &[u8], sink: &mut impl RxSink) {
+    sink.frame(&RxFrame::new(linear));
 }
 
-/// A number that no other living thread has, and never 0.
+/// A number that is unique among living threads, and never 0.
 #[inline(always)]
 fn this_thread() -> usize {
     thread_local!(static ME: u8 = const { 0 });
     ME.with(|me| std::ptr::from_ref(me).addr())
 }
 
-/// What to say of a device that no driver took.
+/// The error for a device that no driver took.
 fn probe_failed(settings: &DpdkSettings, cause: &str, errno: i32) -> Failure {
     let device = &settings.device;
     if pmd::is_pci(device) || !pmd::Pmd::of(device).is("") {
@@ -726,12 +729,12 @@ impl Port for DpdkPort {
         // In every build: a longer frame would be written past its buffer.
         assert!(frame.head.len() >= ETH_HDR_LEN && len <= self.frame_max, "frame of {len} bytes");
         let thread = this_thread();
-        if thread != self.user {
-            self.enter(thread);
+        if thread != self.registered_thread {
+            self.register_thread(thread);
         }
-        if len >= EXTBUF_LEN
+        if len >= EXTBUF_LEN_MIN
             && self.extbuf.is_some()
-            && let Some(sent) = self.lend_out(frame)
+            && let Some(sent) = self.tx_extbuf(frame)
         {
             return Ok(self.counted(sent, len));
         }
@@ -744,8 +747,8 @@ impl Port for DpdkPort {
         self.tx[self.tx_end] = mbuf;
         self.tx_end += 1;
         if self.caps.lossless && !self.push() {
-            // What was answered `Sent` has to be where the receiver finds it without us.
-            self.take_back();
+            // A frame that was answered `Sent` has to be in the receiver's memory.
+            self.undo_tx();
             return Ok(Tx::Full);
         }
         Ok(self.counted(true, len))
@@ -756,7 +759,7 @@ impl Port for DpdkPort {
         if self.tx_end != 0 {
             self.push();
         }
-        self.mbuf_cache.warm();
+        self.mbuf_cache.prefetch_for_tx();
         Ok(())
     }
 
@@ -784,7 +787,7 @@ impl Port for DpdkPort {
 impl FastPort for DpdkPort {
     #[inline(always)]
     fn rx_poll(&mut self, sink: &mut impl RxSink) -> Option<usize> {
-        if this_thread() != self.user || self.tx_end != 0 || !self.link.is_started {
+        if this_thread() != self.registered_thread || self.tx_end != 0 || !self.link.is_started {
             return cold(None);
         }
         let count = self.take(self.rx_step);
@@ -793,12 +796,12 @@ impl FastPort for DpdkPort {
 
     #[inline]
     fn count(&mut self, polls: u32) {
-        self.polls_to_look = self.polls_to_look.saturating_sub_unsigned(polls);
+        self.polls_to_check = self.polls_to_check.saturating_sub_unsigned(polls);
     }
 }
 
 impl InPlaceTx for DpdkPort {
-    /// It goes where the port leads to.
+    /// The destination is ignored: there is one link.
     #[inline(always)]
     fn tx_in_place<const H: usize, R: WriteBody>(
         &mut self,
@@ -809,7 +812,7 @@ impl InPlaceTx for DpdkPort {
         let len = H + rest.size();
         let len_max = if R::LONG { self.copied_max() } else { self.short_max };
         let is_short = len <= len_max && len >= self.frame_min;
-        if !is_short || this_thread() != self.user || self.tx_end != 0 {
+        if !is_short || this_thread() != self.registered_thread || self.tx_end != 0 {
             return cold(false);
         }
         if self.mbuf_cache.is_empty() && !self.refill_cache() {
@@ -817,11 +820,11 @@ impl InPlaceTx for DpdkPort {
         }
         let Some(mut mbuf) = self.mbuf_cache.take_cached() else { return cold(false) };
         if R::LONG {
-            self.longest = self.longest.max(len);
+            self.longest_tx = self.longest_tx.max(len);
         }
-        // SAFETY: the buffer is ours alone, of the pool's own, and has room for `len` bytes, no
-        // more than `SHORT`, unless it is long, of which `H` are the head's. From the end to the
-        // start, as in `copy_short_to_raw`.
+        // SAFETY: the port owns the mbuf, which is of its own pool and has room for `len` bytes (at
+        // most `SHORT`, unless it is long), of which `H` are the head's. Written from the end to
+        // the start, as in `copy_short_to_raw`.
         unsafe {
             let data = (*mbuf).buf_addr.cast::<u8>().add(usize::from((*mbuf).data_off));
             rest.fill(data.add(H));
@@ -835,31 +838,31 @@ impl InPlaceTx for DpdkPort {
             return cold(false);
         }
         self.counters.sent(len);
-        self.mbuf_cache.warm();
+        self.mbuf_cache.prefetch_for_tx();
         true
     }
 }
 
 impl DpdkPort {
-    /// Takes buffers from the pool, and says whether it had some. Who answers a frame while it is
-    /// lent has that one's buffer only afterwards, and may have had no other.
+    /// Refills the mbuf cache; false if it stays empty. The mbuf of a frame that is being answered
+    /// is recycled only afterwards, and may be the only one.
     #[cold]
     #[inline(never)]
     fn refill_cache(&mut self) -> bool {
         if !self.held.is_null() {
-            self.settle();
+            self.recycle_held();
         }
         !self.mbuf_cache.is_empty()
-            || self.device.as_ref().is_some_and(|device| self.mbuf_cache.fill(device.pool))
+            || self.device.as_ref().is_some_and(|device| self.mbuf_cache.refill(device.pool))
     }
 
-    /// Length of the longest frame that is not lent to the driver.
+    /// Longest frame that is copied rather than sent by reference.
     #[inline(always)]
     fn copied_max(&self) -> usize {
-        if self.extbuf.is_some() { self.frame_max.min(EXTBUF_LEN - 1) } else { self.frame_max }
+        if self.extbuf.is_some() { self.frame_max.min(EXTBUF_LEN_MIN - 1) } else { self.frame_max }
     }
 
-    /// Counts a frame of `len` bytes that was taken, or for which there was no room.
+    /// Counts a frame of `len` bytes as sent, or as [`Tx::Full`].
     #[inline(always)]
     fn counted(&mut self, is_sent: bool, len: usize) -> Tx {
         if !is_sent {
@@ -870,12 +873,12 @@ impl DpdkPort {
         Tx::Sent
     }
 
-    /// A poll of a device that is being connected.
+    /// Polls a device that is not started.
     #[cold]
-    fn look_while_down(&mut self) -> Result<usize, PortGone> {
-        self.look_at_restart();
+    fn receive_while_down(&mut self) -> Result<usize, PortGone> {
+        self.check_restart();
         if self.link.restart.is_none() {
-            self.look()?;
+            self.check_device()?;
         }
         Ok(0)
     }
@@ -883,13 +886,13 @@ impl DpdkPort {
 
 impl Drop for DpdkPort {
     fn drop(&mut self) {
-        // A child forked from the process that opened it has no device, nor a thread of EAL.
+        // A forked child has neither the device nor EAL's thread.
         let Some(mut device) = self.device.take().filter(|_| self.pid == std::process::id()) else {
             return;
         };
         while self.link.restart.is_some() {
             std::thread::yield_now();
-            self.look_at_restart();
+            self.check_restart();
         }
         self.push();
         device.is_started = self.link.is_started;
@@ -899,9 +902,9 @@ impl Drop for DpdkPort {
             sys::rte_pktmbuf_free_bulk(self.tx.as_mut_ptr().add(self.tx_at), left as u32);
         }
         if !self.held.is_null() {
-            self.settle();
+            self.recycle_held();
         }
-        self.mbuf_cache.empty();
+        self.mbuf_cache.drain();
         if let Some(extbuf) = self.extbuf.take() {
             extbuf.free();
         }

@@ -1,35 +1,35 @@
-//! What is known of each driver of DPDK (PMD), and what can be said before one is asked.
+//! Properties of DPDK's drivers (PMDs), and checks before a device is probed.
 //!
-//! The facts were found by trying, with DPDK 22.11; docs/dpdk.md has the table for readers.
+//! The properties were determined by tests with DPDK 22.11; docs/dpdk.md has the table for users.
 
 use super::DpdkSettings;
 use super::failure::Failure;
 use crate::frame::ETH_HDR_LEN;
 use crate::setup;
 
-/// Where the largest frame comes from.
+/// How the MTU of a driver is determined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mtu {
-    /// The driver carries any, up to what a packet buffer holds.
+    /// Any, up to what an mbuf holds.
     Any,
-    /// This one and no other, whatever the driver answers.
+    /// Exactly this one, whatever the driver reports.
     Only(usize),
-    /// That of the interface below, and not more than this.
+    /// That of the interface below, at most this.
     Interface(usize),
-    /// The driver is asked, and can be told.
+    /// Reported and configured by the driver.
     Driver,
 }
 
-/// What is special about a driver.
+/// Properties of a driver.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pmd {
-    /// Its name, to which a number is added for a device.
+    /// Its name, the prefix of its devices' names.
     pub(super) name: &'static str,
     pub(super) mtu: Mtu,
-    /// Frames shorter than Ethernet's 60 bytes are filled up: whoever is behind it may count on it.
+    /// Frames are padded to Ethernet's 60 bytes: a receiver may rely on it.
     pub(super) pads: bool,
-    /// The address is ours to choose: the device's own is none, or belongs to somebody else.
-    pub(super) own_mac: bool,
+    /// The port chooses its MAC address: the device's own is invalid, or belongs to the interface.
+    pub(super) needs_own_mac: bool,
     /// See `PortCaps::rto_floor_ns`.
     pub(super) rto_floor_ns: u64,
 }
@@ -37,37 +37,36 @@ pub(super) struct Pmd {
 const KERNEL_RTO_NS: u64 = 1_000_000;
 const NIC_RTO_NS: u64 = 100_000;
 
-/// Most bytes of one ring of a memif.
+/// Largest memory of one ring of a memif, bytes.
 const MEMIF_RING_LEN: usize = 2 << 20;
 
-/// Largest frame that a packet buffer of DPDK is made for here: its length is 16 bits, with room
-/// before and behind.
-pub(super) const MTU_MOST: usize = 63_488;
+/// Largest MTU that an mbuf is made for: its length is 16 bits, with room before and behind.
+pub(super) const MTU_MAX: usize = 63_488;
 
-/// A driver that is not in the table: of a NIC, or of something newer.
+/// Defaults of drivers that are not in the table: a NIC, or a newer virtual device.
 const OTHER: Pmd =
-    Pmd { name: "", mtu: Mtu::Driver, pads: true, own_mac: false, rto_floor_ns: NIC_RTO_NS };
+    Pmd { name: "", mtu: Mtu::Driver, pads: true, needs_own_mac: false, rto_floor_ns: NIC_RTO_NS };
 
-/// A driver above the kernel or another process.
-const SOFT: Pmd = Pmd { rto_floor_ns: KERNEL_RTO_NS, ..OTHER };
+/// Defaults of drivers on top of the kernel or another process.
+const SOFTWARE: Pmd = Pmd { rto_floor_ns: KERNEL_RTO_NS, ..OTHER };
 
 const TABLE: &[Pmd] = &[
-    Pmd { name: "net_null", mtu: Mtu::Any, pads: false, own_mac: true, ..OTHER },
-    Pmd { name: "net_ring", mtu: Mtu::Any, pads: false, own_mac: true, ..SOFT },
-    Pmd { name: "net_memif", mtu: Mtu::Any, pads: false, ..SOFT },
-    // The interface has the device's address, so a bridge would keep frames to it for the host: the
-    // port answers to another one. The interface can be given another MTU, the driver reads 1500.
-    Pmd { name: "net_tap", mtu: Mtu::Only(1500), own_mac: true, ..SOFT },
-    Pmd { name: "net_af_packet", mtu: Mtu::Interface(MTU_MOST), ..SOFT },
-    // A frame lies in one page of memory with its packet buffer.
-    Pmd { name: "net_af_xdp", mtu: Mtu::Interface(3498), ..SOFT },
-    Pmd { name: "net_pcap", mtu: Mtu::Interface(1500), ..SOFT },
-    Pmd { name: "net_vhost", mtu: Mtu::Only(1500), ..SOFT },
-    Pmd { name: "net_virtio_user", mtu: Mtu::Only(1500), ..SOFT },
+    Pmd { name: "net_null", mtu: Mtu::Any, pads: false, needs_own_mac: true, ..OTHER },
+    Pmd { name: "net_ring", mtu: Mtu::Any, pads: false, needs_own_mac: true, ..SOFTWARE },
+    Pmd { name: "net_memif", mtu: Mtu::Any, pads: false, ..SOFTWARE },
+    // The interface has the device's address, so a bridge would deliver frames to it to the host:
+    // the port has another one. The interface can be given another MTU, the driver reads 1500.
+    Pmd { name: "net_tap", mtu: Mtu::Only(1500), needs_own_mac: true, ..SOFTWARE },
+    Pmd { name: "net_af_packet", mtu: Mtu::Interface(MTU_MAX), ..SOFTWARE },
+    // A frame and its mbuf share one page.
+    Pmd { name: "net_af_xdp", mtu: Mtu::Interface(3498), ..SOFTWARE },
+    Pmd { name: "net_pcap", mtu: Mtu::Interface(1500), ..SOFTWARE },
+    Pmd { name: "net_vhost", mtu: Mtu::Only(1500), ..SOFTWARE },
+    Pmd { name: "net_virtio_user", mtu: Mtu::Only(1500), ..SOFTWARE },
 ];
 
 impl Pmd {
-    /// The driver of a device of this name.
+    /// The driver of the device with this name.
     pub(super) fn of(device: &str) -> Self {
         let named = TABLE.iter().find(|pmd| {
             let number = device.strip_prefix(pmd.name);
@@ -81,23 +80,23 @@ impl Pmd {
         self.name == name
     }
 
-    /// Whether frames go through memory of this machine and nothing else.
+    /// Whether frames pass through this machine's memory only.
     pub(super) fn is_memory(&self) -> bool {
         self.is("net_ring") || self.is("net_memif")
     }
 
-    /// Whether what was received can be sent with next. `net_af_xdp` gets into trouble with it.
-    pub(super) fn recycles(&self) -> bool {
+    /// Whether received mbufs can be reused for sending. `net_af_xdp` fails with it.
+    pub(super) fn can_recycle_rx(&self) -> bool {
         self.is_memory() || self.is("net_null")
     }
 
-    /// What to give the driver beyond what the user wrote, so that frames of `mtu` fit.
-    pub(super) fn more_args(&self, settings: &DpdkSettings, mtu: usize) -> String {
+    /// Device arguments that are added to the user's, so that frames of `mtu` fit.
+    pub(super) fn extra_args(&self, settings: &DpdkSettings, mtu: usize) -> String {
         let has = |key: &str| settings.arg(key).is_some();
         if self.is("net_memif") {
             let bsize = settings.arg("bsize").and_then(|bsize| bsize.parse().ok());
             let bsize = bsize.unwrap_or((mtu + ETH_HDR_LEN).next_multiple_of(1024).max(2048));
-            // A ring that fits a cache, since every buffer of it is touched in turn.
+            // A ring that fits the cache, since all its buffers are used in turn.
             let slots = settings.ring_len.min(MEMIF_RING_LEN / bsize).max(32);
             let mut args = String::new();
             if !has("bsize") {
@@ -118,37 +117,37 @@ impl Pmd {
         String::new()
     }
 
-    /// Packet buffers that its queues hold, however long they are asked to be.
-    pub(super) fn held(&self) -> usize {
-        // Rings of 2048 to receive, to send, and to give back.
+    /// Mbufs that its queues hold, whatever length is requested.
+    pub(super) fn queued_mbufs(&self) -> usize {
+        // Receive, transmit and completion rings of 2048 each.
         if self.is("net_af_xdp") { 3 * 2048 } else { 0 }
     }
 
-    /// Whether it carries what the interface below does, now and later.
+    /// Whether its MTU follows that of the interface below, also at run time.
     pub(super) fn follows_interface(&self) -> bool {
         matches!(self.mtu, Mtu::Interface(_))
     }
 
-    /// The largest MTU that the driver's own buffers leave, where the user has chosen them.
+    /// The largest MTU for the driver's own buffers, if the user chose their size.
     ///
-    /// memif cuts a longer frame into several buffers, and when its ring is nearly full it then
-    /// writes past the free ones (seen with 22.11: the ring stands still for ever).
-    pub(super) fn mtu_most(&self, settings: &DpdkSettings) -> Option<usize> {
+    /// memif splits a longer frame into several buffers, and when its ring is nearly full it then
+    /// writes past the free ones (seen with 22.11: the ring stalls for ever).
+    pub(super) fn mtu_max(&self, settings: &DpdkSettings) -> Option<usize> {
         let bsize = settings.arg("bsize").filter(|_| self.is("net_memif"))?;
         Some(bsize.parse::<usize>().ok()?.saturating_sub(ETH_HDR_LEN))
     }
 
-    /// Bytes that a packet buffer must have for a frame of `frame_max`.
+    /// Bytes of mbuf data for a frame of `frame_max`.
     ///
-    /// On a memif more than the driver's own buffers have. From 23.03 on it else gives each piece
-    /// of a gathered frame a buffer of its own, and before 26.03 leaves the mark of that behind
-    /// for the next frame in the same place (DPDK's commit f7a52200d4).
-    pub(super) fn room(&self, settings: &DpdkSettings, mtu: usize, frame_max: usize) -> usize {
+    /// On a memif more than the driver's own buffers have. From 23.03 on the driver else gives each
+    /// segment of a gathered frame a buffer of its own, and before 26.03 leaves the chaining flag
+    /// in the descriptor for the next frame (DPDK's commit f7a52200d4).
+    pub(super) fn mbuf_room(&self, settings: &DpdkSettings, mtu: usize, frame_max: usize) -> usize {
         let given = |args: &str, key: &str| {
             let value = args.split(',').find_map(|arg| arg.strip_prefix(key)?.strip_prefix('='));
             value.and_then(|value| value.parse::<usize>().ok())
         };
-        let args = format!("{}{}", settings.args, self.more_args(settings, mtu));
+        let args = format!("{}{}", settings.args, self.extra_args(settings, mtu));
         let least = frame_max.max(2048);
         if self.is("net_memif") {
             return least.max(given(&args, "bsize").unwrap_or(0) + 1);
@@ -165,7 +164,7 @@ pub(super) fn is_pci(device: &str) -> bool {
     (2..=3).contains(&parts.len()) && parts.iter().all(|part| hex(part)) && hex(function)
 }
 
-/// Looks for what would make the driver fail with less to say.
+/// Checks for conditions that the driver would report poorly.
 ///
 /// # Errors
 /// What is missing, and the command that mends it.
@@ -185,7 +184,7 @@ pub(super) fn check(settings: &DpdkSettings) -> Result<(), Failure> {
                 let none = Failure::new(libc::ENODEV, "there is no /dev/net/tun");
                 return Err(none.mend("sudo modprobe tun"));
             }
-            need(CAP_NET_ADMIN, "CAP_NET_ADMIN", "makes an interface")
+            require_capability(CAP_NET_ADMIN, "CAP_NET_ADMIN", "makes an interface")
         }
         "net_af_packet" | "net_af_xdp" => {
             let Some(iface) = iface else {
@@ -193,9 +192,13 @@ pub(super) fn check(settings: &DpdkSettings) -> Result<(), Failure> {
                 return Err(Failure::new(libc::EINVAL, "it needs an interface").mend(mend));
             };
             interface(iface)?;
-            need(CAP_NET_RAW, "CAP_NET_RAW", "opens a raw socket")?;
+            require_capability(CAP_NET_RAW, "CAP_NET_RAW", "opens a raw socket")?;
             let xdp = pmd.is("net_af_xdp");
-            if xdp { need(CAP_NET_ADMIN, "CAP_NET_ADMIN", "loads an XDP program") } else { Ok(()) }
+            if xdp {
+                require_capability(CAP_NET_ADMIN, "CAP_NET_ADMIN", "loads an XDP program")
+            } else {
+                Ok(())
+            }
         }
         _ => Ok(()),
     }
@@ -222,7 +225,7 @@ pub(super) fn has_interface(index: u32) -> bool {
 const CAP_NET_ADMIN: u32 = 12;
 const CAP_NET_RAW: u32 = 13;
 
-fn need(capability: u32, name: &str, what: &str) -> Result<(), Failure> {
+fn require_capability(capability: u32, name: &str, what: &str) -> Result<(), Failure> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let effective = effective.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok());
@@ -284,11 +287,11 @@ mod tests {
             let device = "net_memif0".to_owned();
             let settings =
                 DpdkSettings { device, args: args.to_owned(), ..DpdkSettings::default() };
-            let told = format!("{args}{},", pmd.more_args(&settings, mtu));
+            let told = format!("{args}{},", pmd.extra_args(&settings, mtu));
             let (_, bsize) = told.split_once("bsize=").unwrap();
             let bsize: usize = bsize.split(',').next().unwrap().parse().unwrap();
             assert!(bsize >= ETH_HDR_LEN + mtu, "{told}");
-            assert!(pmd.room(&settings, mtu, ETH_HDR_LEN + mtu) > bsize, "{told}");
+            assert!(pmd.mbuf_room(&settings, mtu, ETH_HDR_LEN + mtu) > bsize, "{told}");
         }
     }
 

@@ -1,14 +1,14 @@
-//! Stands between a memif server of ours and its clients while they connect.
+//! Relay between a memif server of this process and its clients while they connect.
 //!
-//! The driver greets a client in the call that accepts it. If the client has hung up by then, the
-//! driver closes the socket and leaves it on the list of EAL's interrupt thread, which ends the
-//! process over a descriptor that is not open (22.11 and later). A client that is killed at the
-//! wrong time would take its server along. So the driver listens under a name that nobody knows,
-//! and who connects to it is always this: the messages that go to and fro while a connection is
-//! made, few and with descriptors in some, are passed on, and an end that has hung up is told to
-//! the driver after its greeting. Frames do not come this way.
+//! The driver sends its hello in the call that accepts a client. If the client has disconnected by
+//! then, the driver closes the socket but leaves it registered with EAL's interrupt thread, which
+//! aborts the process over the invalid descriptor (22.11 and later). So a client that is killed at
+//! the wrong time would take its server down. Therefore the driver listens under a private name,
+//! and only this relay connects to it: it forwards the few control messages of a connection, some
+//! with descriptors, and reports a disconnect to the driver only after its hello. Frames do not
+//! pass the relay.
 //!
-//! Everything here runs in EAL's thread, while the interrupt thread stands or goes by itself.
+//! Everything here runs in EAL's thread, whether or not the interrupt thread is parked.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -20,46 +20,47 @@ use nix::sys::socket::{Backlog, UnixAddr, connect};
 use crate::backend::bound::{BoundSocket, seqpacket};
 use crate::backend::unix::{Apart, Received, is_crowded, receive, send};
 
-/// Clients that may be connected, or about to be, at a time; more wait.
-const CLIENTS: usize = 256;
+/// Limit on connected and connecting clients; further ones wait.
+const CLIENTS_MAX: usize = 256;
 
-/// Messages of a client that are passed on in a turn, each way: more than it takes to connect.
-const MESSAGES: usize = 32;
+/// Messages of a client that are forwarded per turn and direction: more than a connection takes.
+const MESSAGES_PER_TURN: usize = 32;
 
-/// Longest message. The protocol's are 128 bytes.
-const MESSAGE: usize = 512;
+/// Longest message, bytes. The protocol's are 128 bytes.
+const MESSAGE_LEN_MAX: usize = 512;
 
-/// The socket that clients know.
+/// The public socket and its clients.
 pub(super) struct Relay {
     public: BoundSocket,
-    /// Where the driver listens.
+    /// Address that the driver listens on.
     private: UnixAddr,
     clients: Vec<Client>,
 }
 
-/// A client, and our connection to the driver in its place.
+/// A client, and the relay's connection to the driver for it.
 struct Client {
     outer: Apart<OwnedFd>,
     inner: OwnedFd,
-    /// The driver has spoken, so it may be hung up on.
+    /// The driver has sent its hello, so a disconnect is safe.
     is_greeted: bool,
     has_left: bool,
 }
 
 impl Relay {
-    /// Listens at `name`, a file or not, for the driver, who listens at `private`, which is none.
+    /// Listens at `name`, a path or abstract, on behalf of the driver, which listens at the
+    /// abstract name `private`.
     ///
     /// # Errors
-    /// Somebody has the name, or it cannot be one.
+    /// The name is in use or invalid.
     pub(super) fn open(name: &str, is_file: bool, private: &str) -> io::Result<Self> {
         let public = BoundSocket::bind(&address(name, is_file)?)?;
         public.listen(Backlog::new(8)?)?;
         Ok(Self { public, private: address(private, false)?, clients: Vec::new() })
     }
 
-    /// Takes new clients, and passes on what there is to be passed on.
+    /// Accepts new clients and forwards pending messages.
     pub(super) fn pump(&mut self) {
-        while self.clients.len() < CLIENTS
+        while self.clients.len() < CLIENTS_MAX
             && !is_crowded()
             && is_ready(&self.public, PollFlags::POLLIN)
             && let Some(client) = self.accept()
@@ -72,27 +73,28 @@ impl Relay {
     fn accept(&self) -> Option<Client> {
         let outer = Apart::new(self.public.accept()?);
         let inner = seqpacket().ok()?;
-        // The driver's queue is short. Who finds it full is hung up on, and comes again.
+        // The driver's backlog is short. A client that finds it full is disconnected, and retries.
         connect(inner.as_raw_fd(), &self.private).ok()?;
         Some(Client { outer, inner, is_greeted: false, has_left: false })
     }
 }
 
 impl Client {
-    /// Passes on what there is, and says whether there is a connection still.
+    /// Forwards pending messages; false if the connection has ended.
     fn pump(&mut self) -> bool {
-        self.has_left |= !pass_on(&self.outer, &self.inner, &mut false);
-        let stays = pass_on(&self.inner, &self.outer, &mut self.is_greeted);
+        self.has_left |= !forward(&self.outer, &self.inner, &mut false);
+        let stays = forward(&self.inner, &self.outer, &mut self.is_greeted);
         stays && !(self.has_left && self.is_greeted)
     }
 }
 
-/// Passes on the messages that wait at `from`, [`MESSAGES`] at most, as far as `to` takes them now,
-/// and notes if there were any. False if `from` has hung up and everything it said was passed on,
-/// or if it sent a message that is longer, or has more descriptors, than the protocol's.
-fn pass_on(from: &OwnedFd, to: &OwnedFd, any: &mut bool) -> bool {
-    let mut bytes = [0; MESSAGE];
-    for _ in 0..MESSAGES {
+/// Forwards the messages pending at `from`, at most [`MESSAGES_PER_TURN`], while `to` accepts them,
+/// and sets `has_forwarded` if there were any. False if `from` has disconnected and all its
+/// messages were forwarded, or if a message is longer, or has more descriptors, than the protocol
+/// allows.
+fn forward(from: &OwnedFd, to: &OwnedFd, has_forwarded: &mut bool) -> bool {
+    let mut bytes = [0; MESSAGE_LEN_MAX];
+    for _ in 0..MESSAGES_PER_TURN {
         if !is_ready(to, PollFlags::POLLOUT) && !is_gone(to) {
             return true;
         }
@@ -104,22 +106,22 @@ fn pass_on(from: &OwnedFd, to: &OwnedFd, any: &mut bool) -> bool {
         if len == 0 || !is_whole {
             return false;
         }
-        *any = true;
-        // Who has hung up is heard of when it is read from.
+        *has_forwarded = true;
+        // A disconnect of `to` is detected when it is read from.
         let fd = fd.as_ref().map(|fd| fd.as_raw_fd());
         let _ = send(to.as_raw_fd(), &bytes[..len], fd);
     }
     true
 }
 
-/// Whether one of `events` is there.
+/// Whether one of `events` is pending.
 fn is_ready(fd: &impl AsFd, events: PollFlags) -> bool {
     let mut fds = [PollFd::new(fd.as_fd(), events)];
     let found = poll(&mut fds, PollTimeout::ZERO);
     found.is_ok_and(|n| n > 0) && fds[0].revents().is_some_and(|seen| seen.intersects(events))
 }
 
-/// Whether the other side has hung up.
+/// Whether the peer has disconnected.
 fn is_gone(fd: &OwnedFd) -> bool {
     let mut fds = [PollFd::new(fd.as_fd(), PollFlags::empty())];
     let gone = PollFlags::POLLHUP | PollFlags::POLLERR;
@@ -138,22 +140,22 @@ mod tests {
     use super::*;
     use crate::backend::unix::tests::{is_alone, joined, send};
 
-    /// Goal: a client that says without end what nobody hears is not all that is looked at.
+    /// Goal: a client that floods the relay gets one turn and no more.
     #[test]
     fn a_client_has_a_turn_and_no_more() {
         for is_heard in [true, false] {
             let ([client, outer], [inner, driver]) = (joined(), joined());
-            (0..MESSAGES + 1).for_each(|_| send(&client, &[7; 128], &client, 0));
+            (0..MESSAGES_PER_TURN + 1).for_each(|_| send(&client, &[7; 128], &client, 0));
             let driver = is_heard.then_some(driver);
-            assert!(pass_on(&outer, &inner, &mut false));
-            let left = receive(outer.as_raw_fd(), &mut [0; MESSAGE], true);
-            assert_eq!(left.map(|left| left.len), Ok(128), "after {MESSAGES}");
+            assert!(forward(&outer, &inner, &mut false));
+            let left = receive(outer.as_raw_fd(), &mut [0; MESSAGE_LEN_MAX], true);
+            assert_eq!(left.map(|left| left.len), Ok(128), "after {MESSAGES_PER_TURN}");
             drop(driver);
         }
     }
 
-    /// Goal: the socket of a server that is dead is taken over, and goes with the relay; one that
-    /// somebody else has made in its place stays.
+    /// Goal: the stale socket file of a dead server is replaced, and is removed with the relay; a
+    /// file that another process has made in its place stays.
     #[test]
     fn a_file_is_removed_by_whose_socket_it_is() {
         let dir = tempfile::tempdir().unwrap();
@@ -169,17 +171,17 @@ mod tests {
         assert!(path.exists(), "{other:?}");
     }
 
-    /// Goal: one descriptor is passed on and closed here; a client that sends more is hung up on.
+    /// Goal: one descriptor is forwarded and closed here; a client that sends more is disconnected.
     #[test]
     fn descriptors_do_not_stay_open() {
         let file = OwnedFd::from(tempfile::tempfile().unwrap());
         for times in [0, 1, 13, 253] {
             let ([client, outer], [inner, driver]) = (joined(), joined());
             send(&client, &[7; 128], &file, times);
-            let mut any = false;
-            assert_eq!(pass_on(&outer, &inner, &mut any), times < 2, "{times}");
-            assert_eq!(any, times < 2, "{times}");
-            let got = receive(driver.as_raw_fd(), &mut [0; MESSAGE], true);
+            let mut has_forwarded = false;
+            assert_eq!(forward(&outer, &inner, &mut has_forwarded), times < 2, "{times}");
+            assert_eq!(has_forwarded, times < 2, "{times}");
+            let got = receive(driver.as_raw_fd(), &mut [0; MESSAGE_LEN_MAX], true);
             let got = got.ok().map(|got| (got.len, got.fd.is_some()));
             assert_eq!(got, (times < 2).then_some((128, times == 1)), "{times}");
             drop((outer, inner, driver));

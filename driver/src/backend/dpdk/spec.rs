@@ -16,7 +16,7 @@ pub(crate) fn parse(spec: &str) -> Result<DpdkSettings, String> {
     };
     let mut settings = DpdkSettings::default();
     for option in options.split(',').filter(|option| !option.is_empty()) {
-        read(&mut settings, option)?;
+        parse_option(&mut settings, option)?;
     }
     let (device, args) = rest.split_once(',').unwrap_or((rest, ""));
     if device.is_empty() {
@@ -35,7 +35,7 @@ pub(crate) fn parse(spec: &str) -> Result<DpdkSettings, String> {
     Ok(settings)
 }
 
-fn read(settings: &mut DpdkSettings, option: &str) -> Result<(), String> {
+fn parse_option(settings: &mut DpdkSettings, option: &str) -> Result<(), String> {
     let (key, value) = option.split_once('=').unwrap_or((option, ""));
     let number = || value.parse::<usize>().map_err(|why| format!("{key}=\"{value}\": {why}"));
     let is_yes = || match value {

@@ -1,4 +1,4 @@
-//! Steering by the NIC: frames of one EtherType to our queue, the rest to whoever had them.
+//! Flow steering: the NIC directs frames of one EtherType to the port's queue.
 
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
@@ -8,13 +8,13 @@ use barewire_dpdk_sys as sys;
 
 use super::failure::Failure;
 
-/// Has frames with `ethertype` come to queue 0 of the started port.
+/// Adds a flow rule (rte_flow) that directs frames with `ethertype` to queue 0 of the started port.
 ///
-/// A NIC that the kernel shares (mlx5) then leaves it all others. Without a rule the one queue gets
-/// everything, so a driver that has no rules is told in the log and is no failure.
+/// A NIC that is shared with the kernel (mlx5) then leaves all other frames to the kernel. Without
+/// a rule the queue gets every frame, so a driver without rules is logged and is no error.
 ///
 /// # Errors
-/// The driver has rules and refused this one.
+/// The driver supports rules and refused this one.
 pub(super) fn steer(port: u16, ethertype: u16) -> Result<(), Failure> {
     // SAFETY: zeros are legal in all of these; what they point to lives across the calls, which
     // copy what they keep.

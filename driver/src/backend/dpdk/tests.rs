@@ -1,7 +1,7 @@
 //! Ports on the devices that DPDK has without hardware, in one process.
 
 use super::*;
-use crate::backend::any_port::tests::{answers, fast_is_the_same};
+use crate::backend::any_port::tests::{fast_is_the_same, replies_while_lent};
 use crate::frame::Body;
 use crate::mem::{IoBuf, Span};
 
@@ -74,7 +74,7 @@ fn a_frame_may_leave_and_be_taken_without_a_question() {
     let [mut a, mut b] = ring_pair("answers", "");
     assert_eq!(received(&mut b).len(), 0, "but its thread is known now");
     // Which has no buffer yet but the one that it answers.
-    answers(&mut a, &mut b, &[2; ETH_HDR_LEN]);
+    replies_while_lent(&mut a, &mut b, &[2; ETH_HDR_LEN]);
     let [mut a, mut b] = ring_pair("fast", "");
     // Their buffers come from the pool the first time, and the thread has to be known.
     assert_eq!(a.tx(&TxFrame::whole(&numbered(0, 64))), Ok(Tx::Sent));

@@ -1,4 +1,4 @@
-//! Sleeping on a port that can only be polled, and threads that DPDK has to know.
+//! The waiter of ports without interrupts, and the registration of threads with DPDK.
 
 use std::cell::Cell;
 use std::os::fd::BorrowedFd;
@@ -9,21 +9,21 @@ use barewire_dpdk_sys as sys;
 
 use crate::port::{PortWaiter, brief};
 
-/// How long a sleeper leaves the device alone: most drivers wake nobody.
-const NAP: Duration = Duration::from_micros(500);
+/// Longest sleep between two polls: most drivers have no interrupt here.
+const POLL_INTERVAL: Duration = Duration::from_micros(500);
 
-/// A waiter that returns after a nap, or when it is woken.
+/// A waiter that returns after [`POLL_INTERVAL`], or when it is woken.
 #[derive(Default)]
-pub(super) struct Nap {
+pub(super) struct PollWaiter {
     woken: Mutex<bool>,
     changed: Condvar,
 }
 
-impl PortWaiter for Nap {
+impl PortWaiter for PollWaiter {
     fn wait_or(&self, also: Option<BorrowedFd<'_>>, timeout: Duration) -> bool {
         let woken = self.woken.lock().unwrap_or_else(PoisonError::into_inner);
-        let nap = brief(also, timeout).min(NAP);
-        let slept = self.changed.wait_timeout_while(woken, nap, |woken| !*woken);
+        let timeout = brief(also, timeout).min(POLL_INTERVAL);
+        let slept = self.changed.wait_timeout_while(woken, timeout, |woken| !*woken);
         *slept.unwrap_or_else(PoisonError::into_inner).0 = false;
         true
     }
@@ -38,10 +38,10 @@ impl PortWaiter for Nap {
     }
 }
 
-/// A thread that DPDK knows, until it ends.
-struct Registered(Cell<bool>);
+/// Registration of a thread with DPDK, undone when the thread ends.
+struct LcoreRegistration(Cell<bool>);
 
-impl Drop for Registered {
+impl Drop for LcoreRegistration {
     fn drop(&mut self) {
         if self.0.get() {
             // SAFETY: this thread was registered and calls no burst any more.
@@ -50,15 +50,15 @@ impl Drop for Registered {
     }
 }
 
-thread_local!(static LCORE: Registered = const { Registered(Cell::new(false)) });
+thread_local!(static LCORE: LcoreRegistration = const { LcoreRegistration(Cell::new(false)) });
 
-/// Makes the calling thread known to DPDK, so that it may keep packet buffers at hand. One that
-/// cannot be (there are 128) goes to the pool each time.
-pub(super) fn register() {
-    // It is gone only while the thread ends.
+/// Registers the calling thread with DPDK, so that it has an mbuf cache. A thread beyond the limit
+/// of 128 works without one.
+pub(super) fn register_thread() {
+    // Inaccessible only while the thread ends.
     let _ = LCORE.try_with(|lcore| {
         if !lcore.0.get() {
-            // SAFETY: EAL runs, or there would be no port. A thread of EAL's own has a number.
+            // SAFETY: EAL runs, since a port exists. EAL's own threads are registered already.
             lcore.0.set(unsafe { sys::rte_thread_register() } == 0);
         }
     });
