@@ -635,6 +635,7 @@ impl<'a> RxFrame<'a> {
         // The checksum protects against accidental corruption, not against a concurrent writer, so
         // reading the bytes again later is no vulnerability. They are copied in blocks because a
         // slice must not change under its reader.
+        // SAFETY: `len` bytes at `offset` are mapped, as was just checked.
         Some(unsafe { crc32c_of_raw(crc, self.base.add(offset), len) })
     }
 
