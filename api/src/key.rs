@@ -163,7 +163,7 @@ impl Source for KeyFiles {
 /// Reads the keys for the first time.
 ///
 /// # Errors
-/// See [`of`].
+/// See [`domain_keys`].
 fn open_files(
     paths: &[PathBuf],
     seal: Mode,

@@ -430,7 +430,7 @@ impl Names {
         match self {
             Self::Udp { ip: ip @ IpAddr::V6(_), .. } => {
                 let all = Prefix::of(ip).ip(Ipv4Addr::UNSPECIFIED);
-                format!("the port reaches hosts of {all}/96, role first 96 bits are its own")
+                format!("the port reaches hosts of {all}/96, whose first 96 bits are its own")
             }
             _ => "the port carries IPv4; write udp:[ADDRESS]/96 for one that carries IPv6".into(),
         }

@@ -233,19 +233,19 @@ impl RawEndpoint {
     /// # Safety
     /// The [promise](self) of the module.
     #[inline(always)]
-    pub unsafe fn send_at_once(&self, send: RawSend<'_>) -> bool {
+    pub unsafe fn try_send_fast(&self, send: RawSend<'_>) -> bool {
         let RawSend { kind, iov, dest, tag, data, context } = send;
         let (dest, flags, no_completion) = (self.to(dest), self.tx_op_flags(), false);
         let [one] = *iov else { return false };
         // SAFETY: the caller's promise is that of `from_raw`.
         let buf = IoBuf::one(unsafe { Span::from_raw(one.base, one.len) });
         let req = SendReq { kind, buf, dest, tag, data, context, flags, no_completion };
-        self.send_quietly(&req)
+        self.try_send_now(&req)
     }
 
     /// Sends at once, if no earlier send to the peer is queued and the lock can be entered at once.
     #[inline(always)]
-    fn send_quietly(&self, req: &SendReq) -> bool {
+    fn try_send_now(&self, req: &SendReq) -> bool {
         // Looked up once for all that follows.
         let (shared, id): (&Shared, _) = (&self.dom, self.id);
         let Some(mut core) = shared.lock.enter_open() else { return false };
@@ -291,7 +291,7 @@ impl RawEndpoint {
         // SAFETY: the caller's promise is that of `from_raw`.
         let buf = IoBuf::one(unsafe { Span::from_raw(one.base, one.len) });
         let req = SendReq { kind, buf, dest, tag, data, context, flags, no_completion };
-        if self.send_quietly(&req) {
+        if self.try_send_now(&req) {
             return Ok(());
         }
         // Passed in parts, so that nothing is spilled for a rare call. SAFETY: the caller's promise
@@ -421,10 +421,10 @@ impl RawEndpoint {
     /// # Safety
     /// The [promise](self) of the module.
     #[inline(always)]
-    pub unsafe fn recv_at_once(&self, recv: RawRecv<'_>) -> bool {
+    pub unsafe fn try_recv_fast(&self, recv: RawRecv<'_>) -> bool {
         let RawRecv { kind, iov, src, tag, ignore, context } = recv;
         let [one] = *iov else { return false };
-        self.recv_quietly(|| {
+        self.try_recv_now(|| {
             let (src, flags) = (self.from(src), self.rx_op_flags());
             // SAFETY: the caller's promise is that of `from_raw`.
             let buf = IoBuf::one(unsafe { Span::from_raw(one.base, one.len) });
@@ -435,7 +435,7 @@ impl RawEndpoint {
     /// Posts the receive that `req` makes, if the lock can be entered at once and nothing else has
     /// to be done.
     #[inline(always)]
-    fn recv_quietly(&self, req: impl FnOnce() -> RecvReq) -> bool {
+    fn try_recv_now(&self, req: impl FnOnce() -> RecvReq) -> bool {
         let Some(mut core) = self.dom.lock.enter_open() else { return false };
         // A posted receive completes nothing and sets no deadline, so no watcher is notified.
         let posted = core.engine.try_post_recv_reserved(self.id, &req());
@@ -463,7 +463,7 @@ impl RawEndpoint {
         // SAFETY: the caller's promise is that of `from_raw`.
         let buf = IoBuf::one(unsafe { Span::from_raw(one.base, one.len) });
         let req = || RecvReq { kind, buf, src, tag, ignore, context, flags };
-        if self.recv_quietly(req) {
+        if self.try_recv_now(req) {
             return Ok(());
         }
         // As in `send_one`.

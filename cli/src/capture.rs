@@ -15,8 +15,8 @@ use barewire_driver::port::Station;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
+use crate::decrypt::{Decryptor, copy};
 use crate::fail::Fail;
-use crate::opened::{Opener, copy};
 use crate::perf::parse_size;
 use crate::recording::{self, Recording};
 use crate::sources::Sources;
@@ -107,9 +107,9 @@ const WRITE_NS: u64 = 100_000_000;
 /// # Errors
 /// The segment cannot be joined or the file not be written.
 pub(crate) fn run(args: &CaptureArgs) -> Result<ExitCode, Fail> {
-    let mut opener = args.keys.as_deref().map(Opener::new).transpose()?;
-    if let Some((from, opener)) = args.read.as_ref().zip(opener.as_mut()) {
-        return copy(from, &args.output, opener);
+    let mut decryptor = args.keys.as_deref().map(Decryptor::new).transpose()?;
+    if let Some((from, decryptor)) = args.read.as_ref().zip(decryptor.as_mut()) {
+        return copy(from, &args.output, decryptor);
     }
     let signals = Rc::new(signals()?);
     if args.file_size.is_some() && args.output == Path::new("-") {
@@ -117,7 +117,7 @@ pub(crate) fn run(args: &CaptureArgs) -> Result<ExitCode, Fail> {
     }
     let mut sources = Sources::open(&args.port)?;
     let files = Files::new(args, sources.name(), Rc::clone(&signals));
-    let mut sorter = Sorter::new(files, args.peer.clone(), opener)?;
+    let mut sorter = Sorter::new(files, args.peer.clone(), decryptor)?;
     eprintln!("capturing on {}; Ctrl-C ends it", sources.summary());
     let until = args.seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
     let count = args.count.unwrap_or(u64::MAX);
@@ -144,13 +144,13 @@ pub(crate) fn run(args: &CaptureArgs) -> Result<ExitCode, Fail> {
     if sorter.taken == 0 && sorter.others > 0 {
         eprintln!("{} others, none with --peer; barewire stats lists stations", sorter.others);
     }
-    if let Some(opener) = &sorter.opener {
-        eprintln!("{}", opener.summary());
+    if let Some(decryptor) = &sorter.decryptor {
+        eprintln!("{}", decryptor.summary());
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Takes what is there, without going over `count` frames in all.
+/// Reads available frames, up to `count` frames in all.
 fn read(sources: &mut Sources, sorter: &mut Sorter, count: u64) -> Result<usize, Fail> {
     let max = usize::try_from(count - sorter.taken).unwrap_or(usize::MAX);
     sources.read(max, |at_ns, way, frame, len| {
@@ -166,8 +166,8 @@ fn read(sources: &mut Sources, sorter: &mut Sorter, count: u64) -> Result<usize,
     })
 }
 
-/// Blocks the signals that end a command which runs until then, so that they are read like a file
-/// and what is left to do is done before we go.
+/// Blocks the signals that end a long-running command, so that they are read from a descriptor and
+/// the command ends in order.
 pub(crate) fn signals() -> Result<SignalFd, Fail> {
     let mut set = SigSet::empty();
     set.add(Signal::SIGINT);
@@ -184,24 +184,24 @@ fn file_size(text: &str) -> Result<u64, String> {
     }
 }
 
-/// The files that are written one after the other.
+/// The sequence of capture files.
 struct Files {
     path: PathBuf,
-    /// Bytes after which the next one begins; `None` for one file.
+    /// Bytes after which the next file begins; `None` for one file.
     len_max: Option<u64>,
-    /// Files that stay.
+    /// Number of files that are kept.
     kept: Option<u64>,
-    /// The segment, for their heads.
+    /// The captured port, for the headers of the files.
     name: String,
-    /// What ends the wait for the reader of a pipe.
+    /// Signals that end the wait for the reader of a pipe.
     signals: Option<Rc<SignalFd>>,
-    /// Of the file that is written now, from 1.
+    /// Number of the current file, from 1.
     number: u64,
     /// Bytes of frames in it.
     len: u64,
 }
 
-/// Bytes of a file around a frame at most: those of its block and what fills it up.
+/// Most overhead of a frame in a file, bytes: its block header and padding.
 const AROUND: u64 = 48;
 
 impl Files {
@@ -210,7 +210,7 @@ impl Files {
         Self { path, len_max: args.file_size, kept: args.files, name, signals, number: 0, len: 0 }
     }
 
-    /// Takes note of a frame of `len` bytes, and says whether the next file has to begin before it.
+    /// Counts a frame of `len` bytes, and returns whether the next file has to begin before it.
     fn add(&mut self, len: usize) -> bool {
         let len = len as u64 + AROUND;
         let is_full = self.len > 0 && self.len_max.is_some_and(|max| self.len + len > max);
@@ -218,7 +218,7 @@ impl Files {
         is_full
     }
 
-    /// Begins the next file, and removes the one that is too many.
+    /// Begins the next file, and removes the oldest one beyond the limit.
     fn next(&mut self) -> Result<Writer, Fail> {
         self.number += 1;
         let path = self.path_of(self.number);
@@ -228,7 +228,7 @@ impl Files {
         if let Some(old) = self.kept.and_then(|kept| self.number.checked_sub(kept))
             && old > 0
         {
-            // One that somebody has taken away is gone as well.
+            // The file may have been removed already.
             let _ = std::fs::remove_file(self.path_of(old));
         }
         Ok(writer)
@@ -250,35 +250,49 @@ impl Files {
 
 type Writer = PcapWriter<Recording>;
 
-/// Time, number, bytes, and whether it was sent; the number keeps frames of one time in the order
-/// in which they came.
-type Held = (u64, u64, Vec<u8>, bool);
+/// Time, number, bytes, and whether the frame was sent; the number keeps frames of the same time in
+/// the order of arrival.
+type PendingFrame = (u64, u64, Vec<u8>, bool);
 
-/// Holds frames back until no earlier one will come.
+/// Sorts frames by time: holds each back until no earlier one is expected.
 struct Sorter {
     files: Files,
     writer: Writer,
     /// Frames in the files before this one.
     written: u64,
-    /// Stations whose frames are taken; none for all.
+    /// Stations whose frames are captured; empty for all.
     peers: Vec<Station>,
-    /// Frames of others.
+    /// Number of frames of other stations.
     others: u64,
-    held: BinaryHeap<Reverse<Held>>,
+    held: BinaryHeap<Reverse<PendingFrame>>,
     held_len: usize,
     taken: u64,
-    /// Opens what was sealed.
-    opener: Option<Opener>,
+    /// Decrypts sealed frames.
+    decryptor: Option<Decryptor>,
 }
 
 impl Sorter {
-    fn new(mut files: Files, peers: Vec<Station>, opener: Option<Opener>) -> Result<Self, Fail> {
+    fn new(
+        mut files: Files,
+        peers: Vec<Station>,
+        decryptor: Option<Decryptor>,
+    ) -> Result<Self, Fail> {
         let writer = files.next()?;
         let (held, others) = (BinaryHeap::new(), 0);
-        Ok(Self { files, writer, written: 0, peers, others, held, held_len: 0, taken: 0, opener })
+        Ok(Self {
+            files,
+            writer,
+            written: 0,
+            peers,
+            others,
+            held,
+            held_len: 0,
+            taken: 0,
+            decryptor,
+        })
     }
 
-    /// Whether a frame is from or to a station that was asked for.
+    /// Whether a frame is from or to a selected station.
     fn wants(&self, frame: &RxFrame<'_>) -> bool {
         let is_wanted = |station| self.peers.contains(&station);
         self.peers.is_empty() || frame.stations().into_iter().flatten().any(is_wanted)
@@ -290,7 +304,7 @@ impl Sorter {
         self.taken += 1;
     }
 
-    /// Writes what was sent before `limit_ns`, and more if too much is held.
+    /// Writes the frames before `limit_ns`, and more if too many bytes are held.
     fn write_until(&mut self, limit_ns: u64) -> Result<(), Fail> {
         while let Some(Reverse((at_ns, ..))) = self.held.peek() {
             if *at_ns >= limit_ns && self.held_len <= HELD_MAX {
@@ -298,8 +312,8 @@ impl Sorter {
             }
             if let Some(Reverse((at_ns, _, mut bytes, is_sent))) = self.held.pop() {
                 self.held_len -= bytes.len();
-                if let Some(opener) = &mut self.opener {
-                    opener.open(&mut bytes)?;
+                if let Some(decryptor) = &mut self.decryptor {
+                    decryptor.open(&mut bytes)?;
                 }
                 if self.files.add(bytes.len()) {
                     self.turn_over()?;
@@ -313,7 +327,7 @@ impl Sorter {
         Ok(())
     }
 
-    /// Writes what is buffered, and sees that there is still a reader.
+    /// Flushes buffered frames, and checks that the reader has not closed the pipe.
     fn flush(&mut self, now: u64) -> Result<(), Fail> {
         let mut written = self.writer.flush(now);
         if written.is_ok() {
@@ -326,7 +340,7 @@ impl Sorter {
         written.map_err(|why| recording::fail(&self.files.path_of(self.files.number), &why))
     }
 
-    /// Goes on in the next file.
+    /// Continues in the next file.
     fn turn_over(&mut self) -> Result<(), Fail> {
         self.flush(now_ns())?;
         let full = std::mem::replace(&mut self.writer, self.files.next()?);

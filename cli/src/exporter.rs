@@ -48,15 +48,15 @@ pub(crate) struct ExporterArgs {
     json: bool,
 }
 
-/// How often a signal is looked for.
+/// Period of checks for signals.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Answers until a signal.
+/// Serves requests until a signal.
 ///
 /// # Errors
-/// The address cannot be had.
+/// The address cannot be bound.
 pub(crate) fn run(args: &ExporterArgs) -> Result<ExitCode, Fail> {
-    // Before there are threads, so that none of them takes the signal.
+    // Before threads are started, so that none of them takes the signal.
     let signals = signals()?;
     let (mut http, url) = listen(args.listen, None, !args.no_sessions, "--listen")?;
     match args.json {
@@ -73,19 +73,19 @@ pub(crate) fn run(args: &ExporterArgs) -> Result<ExitCode, Fail> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Where to listen, as an option has it.
+/// Parses the listen address of an option.
 ///
 /// # Errors
-/// What is expected.
+/// The expected forms.
 pub(crate) fn place(text: &str) -> Result<SocketAddr, &'static str> {
     text.parse().map_err(|_| "expected ADDRESS:PORT, such as 127.0.0.1:9829 or [::1]:9829")
 }
 
-/// Answers for as long as the process lives, in a thread of its own, and says where: of this
-/// process alone, with what is counted of each session. `option` is what asks for it.
+/// Serves the statistics of this process, with those of each session, in a thread as long as the
+/// process lives. Prints the address. `option` is named in errors.
 ///
 /// # Errors
-/// The address or a thread cannot be had.
+/// The address cannot be bound, or the thread not be started.
 pub(crate) fn offer(at: SocketAddr, option: &str) -> Result<String, Fail> {
     let (mut http, url) = listen(at, Some(std::process::id()), true, option)?;
     let named = std::thread::Builder::new().name("barewire-metrics".to_owned());
@@ -99,7 +99,7 @@ pub(crate) fn offer(at: SocketAddr, option: &str) -> Result<String, Fail> {
     Ok(url)
 }
 
-/// Listens for questions about one process, or about all, and says where.
+/// Listens for requests about one process, or about all, and returns the address.
 fn listen(
     at: SocketAddr,
     pid: Option<u32>,

@@ -1,31 +1,31 @@
-//! Why a command ended without doing what it was asked for.
+//! The error of a command.
 
 use std::fmt;
 use std::process::ExitCode;
 
-/// What is wrong, and the command that mends it if one does. Prints as one line.
+/// The problem, and the command that fixes it, if any. Prints as one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fail {
     what: String,
     mend: Option<String>,
     usage: bool,
-    /// Nobody is there to be told.
+    /// Print nothing: the reader of standard output is gone.
     quiet: bool,
 }
 
 impl Fail {
-    /// Something went wrong: exit code 1.
+    /// A failure: exit code 1.
     pub(crate) fn new(what: impl fmt::Display) -> Self {
         Self { what: one_line(what), mend: None, usage: false, quiet: false }
     }
 
-    /// The caller asked for something that cannot be: exit code 2.
+    /// A wrong usage: exit code 2.
     pub(crate) fn usage(what: impl fmt::Display) -> Self {
         Self { usage: true, ..Self::new(what) }
     }
 
-    /// The reader of standard output has gone, as `head` does: exit code 1 and not a word.
-    pub(crate) fn unread() -> Self {
+    /// The reader of standard output has closed it, as `head` does: exit code 1 without a message.
+    pub(crate) fn broken_pipe() -> Self {
         Self { quiet: true, ..Self::new("nobody reads standard output") }
     }
 
@@ -33,12 +33,13 @@ impl Fail {
         self.quiet
     }
 
-    /// Adds what to do about it.
+    /// Adds the remedy.
     pub(crate) fn mend(self, mend: impl fmt::Display) -> Self {
         Self { mend: Some(one_line(mend)), ..self }
     }
 
-    /// What is wrong with `port`, if that does not open: nobody is found through it then.
+    /// The error of `port`, if it does not open, in place of this one: no station can be resolved
+    /// through it.
     pub(crate) fn or_of_port(self, port: &str) -> Self {
         barewire_driver::open::check(port).err().map_or(self, Self::new)
     }

@@ -1,7 +1,7 @@
 //! Pages over HTTP/1.1: GET and HEAD, one answer for each connection.
 //!
-//! Nobody who connects holds up others: a connection has [`DEADLINE`], and of more than
-//! [`CLIENTS`] the oldest gives way, whatever it is at.
+//! No client can block others: a connection ends after [`DEADLINE`], and the oldest of more than
+//! [`CLIENTS`] connections is closed.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -22,14 +22,14 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
-/// Connections at a time.
+/// Most connections at a time.
 const CLIENTS: usize = 32;
-/// Time that a connection has, from its first byte to the last of its answer.
+/// Longest time of a connection, from its first byte to the last byte of the response.
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Pause after a connection that could not be accepted.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// An answer.
+/// A response.
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,
     /// Its `Content-Type`.
@@ -43,28 +43,28 @@ impl Answer {
     }
 }
 
-/// Listens, and has what is asked for made by a function of the path. All in one thread, that of
+/// An HTTP server that makes responses by a function of the path. Runs in one thread, that of
 /// [`serve`](Self::serve).
 pub(crate) struct Http<F> {
     runtime: Runtime,
     listener: TcpListener,
     answers: Arc<F>,
-    /// The oldest first; some have ended.
+    /// Connections, the oldest first; some have ended.
     clients: VecDeque<AbortHandle>,
 }
 
 impl<F: Fn(&str) -> Answer + Send + Sync + 'static> Http<F> {
-    /// Listens at `at`, and answers as `answers` says of a path, without what is behind a "?".
+    /// Listens at `at`. `answers` makes the response to a path, without its query string.
     ///
     /// # Errors
-    /// The address cannot be had, or the process is out of descriptors.
+    /// The address cannot be bound, or the process has no descriptor left.
     pub(crate) fn listen(at: SocketAddr, answers: F) -> io::Result<Self> {
         let runtime = Builder::new_current_thread().enable_io().enable_time().build()?;
         let listener = runtime.block_on(TcpListener::bind(at))?;
         Ok(Self { runtime, listener, answers: Arc::new(answers), clients: VecDeque::new() })
     }
 
-    /// Where it listens.
+    /// The listen address.
     pub(crate) fn address(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
@@ -72,13 +72,14 @@ impl<F: Fn(&str) -> Answer + Send + Sync + 'static> Http<F> {
     /// Serves for `time`.
     pub(crate) fn serve(&mut self, time: Duration) {
         let Self { runtime, listener, answers, clients } = self;
-        // It ends by the time alone.
+        // Only the end of the time stops it.
         let _elapsed = runtime.block_on(async {
             timeout(time, async {
                 loop {
                     match listener.accept().await {
                         Ok((stream, _)) => take(clients, stream, Arc::clone(answers)),
-                        // Without a descriptor left they wait, until somebody gives way.
+                        // Without a free descriptor, new connections wait until an old one is
+                        // closed.
                         Err(_) => {
                             give_way(clients, clients.len().saturating_sub(1));
                             sleep(PAUSE).await;
@@ -91,7 +92,7 @@ impl<F: Fn(&str) -> Answer + Send + Sync + 'static> Http<F> {
     }
 }
 
-/// Ends the oldest until `leave` are there.
+/// Closes the oldest connections until `leave` are left.
 fn give_way(clients: &mut VecDeque<AbortHandle>, leave: usize) {
     clients.retain(|client| !client.is_finished());
     let too_many = clients.len().saturating_sub(leave);
@@ -110,7 +111,7 @@ fn take<F: Fn(&str) -> Answer + Send + Sync + 'static>(
     });
     let connection =
         http1::Builder::new().keep_alive(false).serve_connection(TokioIo::new(stream), service);
-    // Whoever leaves, or is out of time, does not want it any more.
+    // A client that has left or timed out needs no response.
     clients.push_back(tokio::spawn(timeout(DEADLINE, connection)).abort_handle());
 }
 

@@ -36,7 +36,7 @@ pub(crate) struct InfoArgs {
     settings: bool,
 }
 
-/// One port, as it is printed for programs.
+/// A port, as printed with `--json`.
 #[derive(Serialize)]
 struct Entry {
     port: String,
@@ -56,7 +56,7 @@ struct Facts {
     lossless: bool,
     gather: bool,
     rto_floor_ns: u64,
-    /// 0: the device does not say.
+    /// 0: unknown.
     link_bps: u64,
     /// Whether frames go through the switch that owns the device.
     switch: bool,
@@ -83,8 +83,7 @@ pub(crate) fn run(args: &InfoArgs) -> Result<ExitCode, Fail> {
     Ok(if works { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Opens the port, through the switch that owns it if one does and serves this user, and asks it
-/// what it is.
+/// Opens the port, through a switch if one owns it and serves this user, and reads its properties.
 fn look(port: PortInfo) -> Entry {
     let PortInfo { spec, what, why_not } = port;
     let itself = || match why_not {
@@ -94,7 +93,7 @@ fn look(port: PortInfo) -> Entry {
     let opened = match open_through_switch(&spec) {
         Ok(Some(port)) => Ok(facts(port.caps(), true)),
         Ok(None) => itself(),
-        // Who may open the device needs no switch.
+        // A user who may open the device needs no switch.
         Err(why) => itself().map_err(|_| why.to_string()),
     };
     let works = opened.is_ok();
@@ -138,31 +137,32 @@ fn text(entry: &Entry) -> String {
     text
 }
 
-/// A variable, as it is printed.
+/// An environment variable, as printed.
 #[derive(Debug, Serialize)]
 struct Setting {
     variable: String,
     value: Option<String>,
     default: &'static str,
     meaning: &'static str,
-    /// Why the value means nothing.
+    /// Why the value is invalid.
     #[serde(skip_serializing_if = "Option::is_none")]
     wrong: Option<String>,
 }
 
-/// What the command reads besides.
+/// Further variables that the command reads.
 const LOG: (&str, &str, &str) =
     ("BAREWIRE_LOG", "what barewire logs to standard error, debug or barewire=trace", "warn");
 
-/// What is wrong with a variable of ours that nothing knows.
+/// The message for an unknown `BAREWIRE_` variable.
 pub(crate) const UNREAD: &str = "nobody reads this variable";
 
-/// Beginnings of variables that others of ours read: MPI's collectives, units of systemd, tests.
+/// Prefixes of variables that other parts of barewire read: the MPI collectives, systemd units,
+/// tests.
 const OTHERS: &[&str] =
     &["BAREWIRE_MPI_", "BAREWIRE_SWITCH_ARGS", "BAREWIRE_EXPORTER_ARGS", "BAREWIRE_TEST_"];
 
-/// All variables with what they hold in `given`, then those that only programs over libfabric read,
-/// then those that nobody does.
+/// All variables with their values in `given`, then those that only the libfabric provider reads,
+/// then unknown ones.
 fn all_settings(given: &[(String, String)]) -> Vec<Setting> {
     let value_of = |name: &str| given.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone());
     let setting = |variable: String, &(name, meaning, default): &(_, _, _)| {
@@ -207,8 +207,8 @@ fn given() -> Vec<(String, String)> {
     given
 }
 
-/// The variables of ours that are set and mean nothing, each with its value, and why; those that
-/// keep programs from running first.
+/// The `BAREWIRE_` variables with invalid values, each with its value and the reason; first those
+/// that keep programs from running.
 pub(crate) fn wrong_settings() -> Vec<(String, String)> {
     let all = all_settings(&given()).into_iter();
     let told = |s: Setting| Some((format!("{}={}", s.variable, s.value?), s.wrong?));

@@ -16,13 +16,13 @@ mod out;
 
 mod capture;
 mod cert_args;
+mod decrypt;
 mod doctor;
 mod exporter;
 mod fail;
 mod http;
 mod info;
 mod metrics;
-mod opened;
 mod perf;
 mod ping;
 mod recording;

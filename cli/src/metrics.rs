@@ -1,7 +1,7 @@
-//! What is published, in the text exposition format of Prometheus.
+//! Published statistics in the text exposition format of Prometheus.
 //!
 //! Names end in their unit, `_total` is a counter, and every sample of a family has the same
-//! labels: `pid`, `port` and `address` say whose it is, `peer` the other end.
+//! labels: `pid`, `port` and `address` identify the domain, `peer` the remote station.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
@@ -16,13 +16,13 @@ use prometheus::proto::{
 
 use crate::fail::Fail;
 
-/// The type of a page, as HTTP has it.
+/// The HTTP content type of a page.
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// The page of what is published; of each session too, if they are wanted.
+/// The page of all statistics, with those of each session if requested.
 ///
 /// # Errors
-/// None that is not our own mistake.
+/// Only by a bug.
 pub(crate) fn page(all: &Published, sessions: bool) -> Result<String, Fail> {
     let mut page = Page::default();
     let version = env!("CARGO_PKG_VERSION").to_owned();
@@ -45,7 +45,7 @@ type Label = (&'static str, String);
 #[derive(Default)]
 struct Page {
     families: Vec<MetricFamily>,
-    /// The place of each, by its name.
+    /// Index of each family by name.
     places: HashMap<String, usize>,
 }
 
@@ -66,7 +66,7 @@ impl Page {
         self.add(format!("barewire_{name}_total"), help, MetricType::COUNTER, metric);
     }
 
-    /// Of round trips, with a bucket for each power of two.
+    /// Adds a histogram of round trips, with a bucket for each power of two.
     fn round_trips(&mut self, labels: &[Label], s: &Snapshot) {
         let (mut buckets, mut count) = (Vec::new(), 0);
         for (at, trips) in s.round_trips.iter().enumerate().take(RoundTrips::COUNT) {
@@ -118,7 +118,7 @@ fn pairs(labels: &[Label]) -> Vec<LabelPair> {
     labels.iter().map(pair).collect()
 }
 
-/// `labels` and one more.
+/// `labels` with one more label.
 fn with(labels: &[Label], name: &'static str, value: impl ToString) -> Vec<Label> {
     let more = [(name, value.to_string())];
     labels.iter().cloned().chain(more).collect()
@@ -184,9 +184,9 @@ fn domain(page: &mut Page, s: &Snapshot, with_sessions: bool) {
     }
 }
 
-/// The first row of each name, for a series stands on a page once. There may be more: a row that
-/// has moved stands in its old place as well until that is written again, and a peer has a session
-/// for each key that it has.
+/// The first row of each name, since a series may be on a page once. There may be more rows: a row
+/// that has moved is also in its old place until that is rewritten, and a peer has a session for
+/// each key.
 fn once<'a, T: 'a, N: Eq + Hash>(
     rows: impl IntoIterator<Item = &'a T>,
     name: impl Fn(&T) -> N,
@@ -210,7 +210,7 @@ fn endpoint(page: &mut Page, of: &[Label], e: &EpRow) {
     page.gauge("endpoint_posted_receives", "Receives posted.", of, e.posted as f64);
 }
 
-/// What there is without a series for each peer.
+/// Sums over all peers, instead of a series for each peer.
 fn sums(page: &mut Page, of: &[Label], sessions: &[SessionRow]) {
     for state in ["idle", "opening", "answered", "open"] {
         let count = sessions.iter().filter(|p| p.state == state).count();
@@ -246,7 +246,7 @@ fn session(page: &mut Page, of: &[Label], p: &SessionRow) {
     for (name, help, value) in bytes.iter().filter_map(|(n, h, value)| Some((n, h, (*value)?))) {
         page.counter(&format!("session_{name}"), help, of, value);
     }
-    // 0 is not measured, and where nothing is retransmitted.
+    // 0 means not measured, or no retransmission.
     for (name, help, ns) in [
         ("rtt_seconds", "Smoothed round trip.", p.srtt_ns),
         ("rtt_min_seconds", "Smallest round trip.", p.rtt_min_ns),
@@ -324,7 +324,7 @@ fn station(page: &mut Page, of: &[Label], t: &StationRow) {
     }
 }
 
-/// What a counter of a port is.
+/// Help text of a port counter.
 fn port_help(name: &str) -> String {
     let (near, name) = match name.strip_prefix("near_") {
         Some(name) => (" Of these, to and from near peers.", name),
@@ -344,7 +344,7 @@ fn port_help(name: &str) -> String {
     format!("{help}{near}")
 }
 
-/// What a counter of a node is.
+/// Help text of a node counter.
 fn node_help(name: &str) -> &'static str {
     match name {
         "rx_frames" => "Frames given to the node.",
@@ -415,7 +415,7 @@ fn node_help(name: &str) -> &'static str {
     }
 }
 
-/// Whether a peer is reached through memory of this node.
+/// Path to a peer: shared memory of this node, or the wire.
 pub(crate) fn path(s: &SessionRow) -> &'static str {
     match s.state {
         "idle" => "-",

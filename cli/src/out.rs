@@ -1,4 +1,5 @@
-//! Standard output, for a reader that may go away, and standard error, which may be a full file.
+//! Output to standard output, whose reader may close it, and to standard error, which may be a full
+//! file.
 
 use std::fmt;
 use std::io::{ErrorKind, Write};
@@ -7,30 +8,30 @@ use serde::Serialize;
 
 use crate::fail::Fail;
 
-/// As `std`'s, but where standard error cannot be written nothing is: `std`'s ends the process, and
-/// a switch or a recording is worth more than its words.
+/// As `std`'s, but ignores errors of standard error: `std`'s ends the process, and a switch or a
+/// recording has to go on.
 macro_rules! eprintln {
     ($($text:tt)*) => {
-        $crate::out::tell(::std::format_args!($($text)*))
+        $crate::out::print_stderr(::std::format_args!($($text)*))
     };
 }
 
 /// Prints a line to standard error, if that can be written.
-pub(crate) fn tell(line: fmt::Arguments<'_>) {
-    // In one piece, as processes of one terminal write at once.
+pub(crate) fn print_stderr(line: fmt::Arguments<'_>) {
+    // In one write, since processes may share the terminal.
     let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
 /// Prints `text` as it is.
 ///
 /// # Errors
-/// It cannot be written. One whose reader has gone, as `head` does, is [quiet](Fail::unread): what
-/// the command has opened is left in order.
+/// It cannot be written. If its reader has closed it, as `head` does, the error is
+/// [quiet](Fail::broken_pipe), and the command ends in order.
 pub(crate) fn print(text: impl fmt::Display) -> Result<(), Fail> {
     let mut out = std::io::stdout().lock();
     match write!(out, "{text}").and_then(|()| out.flush()) {
         Ok(()) => Ok(()),
-        Err(why) if why.kind() == ErrorKind::BrokenPipe => Err(Fail::unread()),
+        Err(why) if why.kind() == ErrorKind::BrokenPipe => Err(Fail::broken_pipe()),
         Err(why) => Err(Fail::new(format!("standard output: {why}"))),
     }
 }
@@ -44,9 +45,9 @@ pub(crate) fn json(value: &impl Serialize) -> Result<(), Fail> {
     print(format_args!("{line}\n"))
 }
 
-/// Prints a line that nobody has to read.
-pub(crate) fn mention(line: impl fmt::Display) {
+/// Prints an optional line: a closed standard output is no error.
+pub(crate) fn print_optional(line: impl fmt::Display) {
     let mut out = std::io::stdout().lock();
-    // The one who started us may have read what it wanted and closed its end.
+    // The reader may have closed its end.
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }

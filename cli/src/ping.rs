@@ -70,8 +70,8 @@ pub(crate) struct PingArgs {
     /// HOST:PORT, HOST being a name or an IP address. On a udp or ip port, PORT is its UDP port
     /// (default: 52000); on others that leave the host, a service, which is resolved by a broadcast
     /// (default: any that is served there).
-    #[arg(value_name = "ADDR", value_parser = whom)]
-    target: Whom,
+    #[arg(value_name = "ADDR", value_parser = parse_target)]
+    target: Target,
     /// The port to send from.
     #[arg(long, default_value_t = crate::usual_port())]
     port: String,
@@ -97,7 +97,7 @@ pub(crate) struct PingArgs {
 
 impl PingArgs {
     /// As `barewire ping ADDR --port PORT` has them, with the options of `certificate`.
-    pub(crate) fn of(target: Whom, port: &str, keys: (Option<OsString>, CertArgs)) -> Self {
+    pub(crate) fn of(target: Target, port: &str, keys: (Option<OsString>, CertArgs)) -> Self {
         let (port, (key_file, certificate)) = (port.to_owned(), keys);
         let (count, interval, timeout, json) = (10, 0.05, None, false);
         Self { target, port, count, interval, timeout, key_file, certificate, json }
@@ -130,67 +130,73 @@ impl PingArgs {
     }
 }
 
-/// A station as an operator names it.
+/// The target of a ping, as the user names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Whom {
-    /// By its address, or the MAC of that.
-    At(EpAddr),
-    /// By IP address and a number, which mean what the port makes of them.
-    Named(SocketAddr),
-    /// By IP address alone: the first process there, or any that serves something.
-    Host(IpAddr),
-    /// By the name of its host, and a number if one is given.
-    Called(String, Option<u16>),
+pub(crate) enum Target {
+    /// By its complete address, or its MAC alone.
+    Addr(EpAddr),
+    /// By IP address and a number: a UDP port or a service, depending on the port.
+    IpPort(SocketAddr),
+    /// By IP address alone: the first process of the host, or any that serves a service.
+    Ip(IpAddr),
+    /// By hostname, and a number if one is given.
+    HostName(String, Option<u16>),
 }
 
-/// An address as an operator writes it.
+/// Parses a target as the user writes it.
 ///
 /// # Errors
-/// What is expected.
-pub(crate) fn whom(text: &str) -> Result<Whom, String> {
+/// The expected forms.
+pub(crate) fn parse_target(text: &str) -> Result<Target, String> {
     if let Ok(addr) = text.parse() {
-        return Ok(Whom::At(addr));
+        return Ok(Target::Addr(addr));
     }
     if let Ok(place) = text.parse() {
-        return Ok(Whom::Named(place));
+        return Ok(Target::IpPort(place));
     }
     if let Ok(host) = text.parse() {
-        return Ok(Whom::Host(host));
+        return Ok(Target::Ip(host));
     }
     if let Ok(station) = station(text) {
-        return Ok(Whom::At(EpAddr { station, ep: 0, incarnation: 0 }));
+        return Ok(Target::Addr(EpAddr { station, ep: 0, incarnation: 0 }));
     }
     let (host, number) = host_and_service(text);
     let number = number.map(str::parse).transpose();
-    number.ok().filter(|_| is_name(host)).map(|number| Whom::Called(host.to_owned(), number)).ok_or(
+    number
+        .ok()
+        .filter(|_| is_name(host))
+        .map(|number| Target::HostName(host.to_owned(), number))
+        .ok_or(
         "expected MAC[.NUMBER] such as 02:00:00:00:00:09, barewire://MAC/NUMBER, or HOST[:PORT]"
             .to_owned(),
     )
 }
 
-/// Whether a host can have this name: a number is meant to be an address.
+/// Whether `text` can be a hostname: text of digits alone is meant to be an address.
 fn is_name(text: &str) -> bool {
     let may = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
     text.chars().all(may) && text.contains(|c: char| c.is_ascii_alphabetic())
 }
 
-impl Whom {
-    /// The address that is meant on `port`. A name is looked up first. Where services are asked for
-    /// that takes [`QUERY_TIMEOUT`](barewire::names::QUERY_TIMEOUT) if nobody answers.
+impl Target {
+    /// The address of the target on `port`. A hostname is looked up first. A query takes
+    /// [`QUERY_TIMEOUT`](barewire::names::QUERY_TIMEOUT) if no station answers.
     ///
     /// # Errors
-    /// The port has no such names, or nobody has this one.
-    fn on(&self, port: &str, settings: &Settings) -> Result<EpAddr, Fail> {
+    /// The port has no such names, or no station has this name.
+    fn resolve(&self, port: &str, settings: &Settings) -> Result<EpAddr, Fail> {
         let (told, host, number, by) = match self {
-            Self::At(addr) => return Ok(*addr),
-            Self::Named(at) => {
+            Self::Addr(addr) => return Ok(*addr),
+            Self::IpPort(at) => {
                 (at.to_string(), at.ip().to_string(), Some(at.port()), "an IP address")
             }
-            Self::Host(host) => (host.to_string(), host.to_string(), None, "an IP address"),
-            Self::Called(host, Some(number)) => {
+            Self::Ip(host) => (host.to_string(), host.to_string(), None, "an IP address"),
+            Self::HostName(host, Some(number)) => {
                 (format!("{host}:{number}"), host.clone(), Some(*number), "the name of its host")
             }
-            Self::Called(host, None) => (host.clone(), host.clone(), None, "the name of its host"),
+            Self::HostName(host, None) => {
+                (host.clone(), host.clone(), None, "the name of its host")
+            }
         };
         let names = Names::of(port);
         match names {
@@ -199,14 +205,14 @@ impl Whom {
                 let mend = "give its MAC, or its complete address: barewire stats lists them";
                 Err(Fail::usage(what).mend(mend))
             }
-            Names::Udp { .. } if matches!(self, Self::Named(_)) => {
+            Names::Udp { .. } if matches!(self, Self::IpPort(_)) => {
                 let station = station(&told).map_err(Fail::usage)?;
                 Ok(EpAddr { station, ep: 0, incarnation: 0 })
             }
             Names::Udp { .. } | Names::Queried { .. } => {
                 let (service, through) =
                     (number.map(|n| n.to_string()), QueryPort::new(port, settings));
-                let is_number = !matches!(self, Self::Called(..));
+                let is_number = !matches!(self, Self::HostName(..));
                 let (host, service) = (Some(host.as_str()), service.as_deref());
                 let found = names.find(host, service, AddrRole::Peer, is_number, &through);
                 let lacks = || Fail::new(format!("{told}: no address"));
@@ -216,7 +222,7 @@ impl Whom {
     }
 }
 
-/// Asks, and prints what was found out.
+/// Sends the pings and prints the diagnosis.
 ///
 /// # Errors
 /// The port does not open or is gone, or the certificate does not fit its frames.
@@ -227,14 +233,14 @@ pub(crate) fn run(args: &PingArgs) -> Result<ExitCode, Fail> {
     }
     let settings = args.settings()?;
     let ring = keyring(&settings).map_err(Fail::new)?;
-    let target = args.target.on(&args.port, &settings);
+    let target = args.target.resolve(&args.port, &settings);
     let target = target.map_err(|fail| fail.or_of_port(&args.port))?;
     let mut port = open(&args.port)?;
     if port.caps().station == target.station {
         return Err(Fail::usage("that is the address of this port itself"));
     }
-    let found = ask(args, target, ring, &mut *port)?;
-    let finding = Finding::of(&found, target.station);
+    let found = send_pings(args, target, ring, &mut *port)?;
+    let finding = Diagnosis::of(&found, target.station);
     if args.json {
         out::json(&object(target.station, &*port, &found, &finding))?;
     } else {
@@ -254,8 +260,8 @@ pub(crate) fn open(port: &str) -> Result<Box<dyn Port>, Fail> {
     open(port).map_err(Fail::new)
 }
 
-/// What came of the pings, with what only this side knows.
-struct Found {
+/// The result of the pings, with local observations.
+struct PingOutcome {
     report: PingReport,
     /// Longest time in the call that sends, ns.
     tx_ns: u64,
@@ -265,12 +271,12 @@ struct Found {
     station: Option<String>,
 }
 
-/// How long an answer is polled for before the command sleeps between two looks, ns.
+/// How long an answer is polled for before the command sleeps between polls, ns.
 const SPIN_NS: u64 = 5_000_000;
 
-struct Answers(Vec<Vec<u8>>);
+struct RxFrames(Vec<Vec<u8>>);
 
-impl RxSink for Answers {
+impl RxSink for RxFrames {
     fn frame(&mut self, frame: &RxFrame<'_>) {
         let mut bytes = vec![0; frame.len()];
         if frame.copy_to(0, &mut bytes) {
@@ -279,16 +285,16 @@ impl RxSink for Answers {
     }
 }
 
-fn ask(
+fn send_pings(
     args: &PingArgs,
     target: EpAddr,
     ring: Option<Keyring>,
     port: &mut dyn Port,
-) -> Result<Found, Fail> {
+) -> Result<PingOutcome, Fail> {
     let seed = RandomState::new().hash_one(now_ns()) | 1;
     let near = port.is_near(target.station);
     let caps = port.caps();
-    // What stays in this machine's memory is not sealed.
+    // Frames through shared memory are not sealed.
     let ring = ring.filter(|_| !near && !caps.lossless);
     let has_certificate = ring.as_ref().is_some_and(Keyring::has_certificate);
     let settings = PingSettings {
@@ -312,7 +318,7 @@ fn ask(
     };
     let gone = |why: PortGone| Fail::new(format!("{}: {why}", args.port));
     let before = port.counters().tx_dropped;
-    let (mut answers, mut tx_ns, mut left_at) = (Answers(Vec::new()), 0, Instant(0));
+    let (mut answers, mut tx_ns, mut left_at) = (RxFrames(Vec::new()), 0, Instant(0));
     while !ping.is_done() {
         let now = Instant(now_ns());
         while let Some(frame) = ping.poll(now) {
@@ -329,18 +335,18 @@ fn ask(
         let now = Instant(now_ns());
         answers.0.drain(..).for_each(|frame| ping.on_frame(now, &RxFrame::new(&frame)));
         let idle = ping.next_deadline().since(now);
-        // An answer that comes soon must not wait for a sleeper to wake.
+        // An early answer must not wait for a wake-up.
         if got == 0 && now.since(left_at) > SPIN_NS && idle > 1_000_000 {
             std::thread::sleep(Duration::from_micros(200));
         }
     }
     let dropped = port.counters().tx_dropped - before;
     let station = port.station(target.station);
-    Ok(Found { report: ping.report(), tx_ns, dropped, station })
+    Ok(PingOutcome { report: ping.report(), tx_ns, dropped, station })
 }
 
-/// A verdict for people and scripts.
-struct Finding {
+/// The diagnosis, for people and scripts.
+struct Diagnosis {
     code: u8,
     /// A word for programs.
     name: &'static str,
@@ -348,8 +354,9 @@ struct Finding {
     mend: Option<String>,
 }
 
-/// All pings were answered; whether by the program itself, as far as this host knows.
-fn well(target: Station) -> String {
+/// The text of a ping with all answers: from the program itself or from its thread, as far as this
+/// host knows.
+fn answered_text(target: Station) -> String {
     match idle_process(target) {
         None => "all pings were answered".to_owned(),
         Some((pid, secs)) => format!(
@@ -359,8 +366,8 @@ fn well(target: Station) -> String {
     }
 }
 
-impl Finding {
-    fn of(found: &Found, target: Station) -> Self {
+impl Diagnosis {
+    fn of(found: &PingOutcome, target: Station) -> Self {
         let finding = |code, name, what: &str, mend: &str| Self {
             code,
             name,
@@ -369,7 +376,7 @@ impl Finding {
         };
         let report = &found.report;
         match report.verdict {
-            Verdict::Well => finding(0, "ok", &well(target), ""),
+            Verdict::Well => finding(0, "ok", &answered_text(target), ""),
             Verdict::Loss => finding(
                 10,
                 "loss",
@@ -424,13 +431,16 @@ impl Finding {
                 "no station on the segment has this address",
                 "is the process there, with the same port? barewire stats lists those of this host",
             ),
-            Verdict::OtherKey | Verdict::NoKey => Self::of_key(report.verdict, finding),
-            Verdict::Mute | Verdict::NoAnswer => Self::of_silence(found, target, finding),
+            Verdict::OtherKey | Verdict::NoKey => Self::key_mismatch(report.verdict, finding),
+            Verdict::Mute | Verdict::NoAnswer => Self::no_answer(found, target, finding),
         }
     }
 
-    /// What the station says of the key.
-    fn of_key(verdict: Verdict, finding: impl Fn(u8, &'static str, &str, &str) -> Self) -> Self {
+    /// The diagnosis of a key or certificate mismatch.
+    fn key_mismatch(
+        verdict: Verdict,
+        finding: impl Fn(u8, &'static str, &str, &str) -> Self,
+    ) -> Self {
         match verdict {
             Verdict::OtherKey => finding(
                 12,
@@ -448,9 +458,9 @@ impl Finding {
         }
     }
 
-    /// Why nothing comes back, as far as this host knows.
-    fn of_silence(
-        found: &Found,
+    /// The diagnosis of missing answers, as far as this host knows.
+    fn no_answer(
+        found: &PingOutcome,
         target: Station,
         finding: impl Fn(u8, &'static str, &str, &str) -> Self,
     ) -> Self {
@@ -507,7 +517,7 @@ fn idle_process(target: Station) -> Option<(u32, f64)> {
 
 const PARTS: [(&str, usize); 4] = [("min", 0), ("p50", 500), ("p99", 990), ("max", 1000)];
 
-fn text(target: Station, port: &dyn Port, found: &Found, finding: &Finding) -> String {
+fn text(target: Station, port: &dyn Port, found: &PingOutcome, finding: &Diagnosis) -> String {
     let (caps, report) = (port.caps(), &found.report);
     let station = found.station.as_ref().map_or(String::new(), |s| format!(" ({s})"));
     let mut text = format!(
@@ -572,7 +582,7 @@ fn micros(ns: u64) -> String {
     format!("{:.1} us", ns as f64 / 1e3)
 }
 
-fn object(target: Station, port: &dyn Port, found: &Found, finding: &Finding) -> Value {
+fn object(target: Station, port: &dyn Port, found: &PingOutcome, finding: &Diagnosis) -> Value {
     let report = &found.report;
     let lengths: Vec<Value> = report
         .lengths
@@ -607,14 +617,14 @@ mod tests {
 
     #[test]
     fn a_certificate_takes_longer_to_be_answered() {
-        let whom = whom("02:00:00:00:00:09").unwrap();
-        let mut args = PingArgs::of(whom, "shm", (None, CertArgs::default()));
+        let target = parse_target("02:00:00:00:00:09").unwrap();
+        let mut args = PingArgs::of(target, "shm", (None, CertArgs::default()));
         assert_eq!([false, true].map(|has| args.timeout(has)), [1.0, 3.0]);
         args.timeout = Some(0.5);
         assert_eq!([false, true].map(|has| args.timeout(has)), [0.5, 0.5]);
     }
 
-    fn found(verdict: Verdict, dropped: u64) -> Found {
+    fn found(verdict: Verdict, dropped: u64) -> PingOutcome {
         let rtts_ns = vec![1_000, 2_000, 90_000];
         let report = PingReport {
             verdict,
@@ -625,7 +635,7 @@ mod tests {
             lengths: vec![LengthReport { frame_len: 60, sent: 4, rtts_ns }],
             not_sent: 0,
         };
-        Found { report, tx_ns: 300, dropped, station: None }
+        PingOutcome { report, tx_ns: 300, dropped, station: None }
     }
 
     /// Every exit code of the help has its finding, and every finding a code of the help.
@@ -649,11 +659,11 @@ mod tests {
             (Verdict::NoKey, 0, 12),
         ];
         for (verdict, dropped, code) in verdicts {
-            let finding = Finding::of(&found(verdict, dropped), target);
+            let finding = Diagnosis::of(&found(verdict, dropped), target);
             assert_eq!(finding.code, code, "{verdict:?}");
             assert_eq!(finding.mend.is_none(), code == 0, "{verdict:?}");
         }
-        let short = Finding::of(&found(Verdict::OnlyShort(1514), 0), target);
+        let short = Diagnosis::of(&found(Verdict::OnlyShort(1514), 0), target);
         assert!(short.mend.unwrap().contains("mtu=1500"));
         assert_eq!(
             [1514, 1518, 1522, 1523, 9014, 700].map(mtu_of),
@@ -662,29 +672,33 @@ mod tests {
     }
 
     #[test]
-    fn whom_is_any_form_of_an_address() {
+    fn a_target_is_any_form_of_an_address() {
         let station = Station::at([2, 0, 0, 0, 0, 9]);
         let bare = EpAddr { station, ep: 0, incarnation: 0 };
-        assert_eq!(whom("02:00:00:00:00:09"), Ok(Whom::At(bare)));
+        assert_eq!(parse_target("02:00:00:00:00:09"), Ok(Target::Addr(bare)));
         let full = EpAddr { station, ep: 3, incarnation: 255 };
-        assert_eq!(whom("barewire://02:00:00:00:00:09/3#ff"), Ok(Whom::At(full)));
-        let called = |host: &str, number| Ok(Whom::Called(host.to_owned(), number));
-        assert_eq!(whom("node2"), called("node2", None));
-        assert_eq!(whom("node2.lan:52001"), called("node2.lan", Some(52001)));
+        assert_eq!(parse_target("barewire://02:00:00:00:00:09/3#ff"), Ok(Target::Addr(full)));
+        let called = |host: &str, number| Ok(Target::HostName(host.to_owned(), number));
+        assert_eq!(parse_target("node2"), called("node2", None));
+        assert_eq!(parse_target("node2.lan:52001"), called("node2.lan", Some(52001)));
         for wrong in ["", "node2:", "node2:x", "node2:70000", "02:00:00:00:00", "10.0.0.300", "a b"]
         {
-            assert!(whom(wrong).unwrap_err().contains("HOST[:PORT]"), "{wrong}");
+            assert!(parse_target(wrong).unwrap_err().contains("HOST[:PORT]"), "{wrong}");
         }
-        let why = whom("node2").unwrap().on("shm", &Settings::default()).unwrap_err().to_string();
+        let why = parse_target("node2")
+            .unwrap()
+            .resolve("shm", &Settings::default())
+            .unwrap_err()
+            .to_string();
         assert!(why.starts_with("node2: on port shm nobody is known by the name of its"), "{why}");
-        let place = whom("10.0.0.7:52000").unwrap();
-        let on = |port: &str| place.on(port, &Settings::default());
+        let place = parse_target("10.0.0.7:52000").unwrap();
+        let on = |port: &str| place.resolve(port, &Settings::default());
         let udp = on("udp:127.0.0.1").unwrap();
         assert_eq!(Ok(udp.station), station_of("10.0.0.7:52000"));
-        let host = whom("10.0.0.7").unwrap();
-        let first = host.on("ip(10.0.0.1/24):afpacket:x", &Settings::default()).unwrap();
+        let host = parse_target("10.0.0.7").unwrap();
+        let first = host.resolve("ip(10.0.0.1/24):afpacket:x", &Settings::default()).unwrap();
         assert_eq!(first.station, udp.station);
-        let why = host.on("shm", &Settings::default()).unwrap_err().to_string();
+        let why = host.resolve("shm", &Settings::default()).unwrap_err().to_string();
         assert!(why.starts_with("10.0.0.7: on port shm nobody is known"), "{why}");
         let why = on("shm").unwrap_err().to_string();
         assert!(why.contains("nobody is known by an IP address; give its MAC"), "{why}");

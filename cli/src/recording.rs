@@ -1,8 +1,7 @@
 //! The file or pipe that a recording is written to.
 //!
-//! A command that records blocks the signals that end it, and a pipe whose reader takes nothing
-//! blocks who writes: so a pipe is written to when it has room, and the wait for room hears the
-//! signals.
+//! A recording command blocks the signals that end it, and a pipe with a slow reader blocks its
+//! writer. So a pipe is written only when it has room, and the wait for room ends with a signal.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Write};
@@ -21,25 +20,25 @@ use crate::fail::Fail;
 /// Bytes that a pipe with room takes without blocking. Source: POSIX, `PIPE_BUF`; pipe(7).
 const PIPE_CHUNK: usize = 4096;
 
-/// How long a reader that reads may still take what is left after a signal.
+/// How long a reader may take the remaining bytes after a signal.
 const GRACE: Duration = Duration::from_millis(300);
 
-/// Pause between two looks whether a named pipe has a reader.
+/// Pause between two checks whether a named pipe has a reader.
 const LOOK: Duration = Duration::from_millis(50);
 
 pub(crate) struct Recording {
     file: File,
-    /// Whether writing may have to wait for a reader.
+    /// Whether a write may have to wait for a reader.
     has_reader: bool,
     /// End the wait for a reader; without them, they end the process.
     signals: Option<Rc<SignalFd>>,
-    /// When a wait ends that has heard a signal.
+    /// When a wait ends after a signal.
     until: Option<Instant>,
 }
 
 impl Recording {
-    /// Opens the file for this user alone, also if it was there: it holds what programs said to
-    /// each other. `-` is standard output. A named pipe is waited for until it has a reader.
+    /// Opens the file with access for this user alone, also if it exists: it holds messages of
+    /// programs. `-` is standard output. Waits until a named pipe has a reader.
     ///
     /// # Errors
     /// Those of opening it; [`ended`] for a named pipe without a reader at a signal.
@@ -55,7 +54,7 @@ impl Recording {
         }
         let file = loop {
             match options.open(path) {
-                // A named pipe that nobody reads yet.
+                // A named pipe without a reader.
                 Err(why) if why.raw_os_error() == Some(libc::ENXIO) => pause(signals.as_deref())?,
                 opened => break opened?,
             }
@@ -72,10 +71,10 @@ impl Recording {
         Ok(Self { file, has_reader, signals, until: None })
     }
 
-    /// Sees that somebody may still read.
+    /// Checks that the reader has not closed the pipe.
     ///
     /// # Errors
-    /// `BrokenPipe`: the reader has gone.
+    /// `BrokenPipe`: the reader has closed it.
     pub(crate) fn check_reader(&self) -> io::Result<()> {
         let mut fds = [PollFd::new(self.file.as_fd(), PollFlags::empty())];
         poll(&mut fds, PollTimeout::ZERO)?;
@@ -86,7 +85,7 @@ impl Recording {
         }
     }
 
-    /// Waits until a write does not block, or says why not.
+    /// Waits until a write does not block.
     fn wait(&mut self) -> io::Result<()> {
         loop {
             let left = self.until.map(|until| until.saturating_duration_since(Instant::now()));
@@ -94,7 +93,7 @@ impl Recording {
                 PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
             });
             let room = PollFd::new(self.file.as_fd(), PollFlags::POLLOUT);
-            // A signal that was heard stays to be read by who records.
+            // The signal is left for the recording command to read.
             let heard = self.signals.as_ref().filter(|_| self.until.is_none());
             let mut fds = vec![room];
             fds.extend(heard.map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLIN)));
@@ -137,7 +136,7 @@ impl Write for Recording {
 pub(crate) fn fail(path: &Path, why: &io::Error) -> Fail {
     let fail = Fail::new(format!("{}: {why}", path.display()));
     match why.kind() {
-        ErrorKind::BrokenPipe => Fail::unread(),
+        ErrorKind::BrokenPipe => Fail::broken_pipe(),
         ErrorKind::StorageFull => fail.mend("make room: df -h"),
         _ => fail,
     }

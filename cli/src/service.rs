@@ -1,27 +1,27 @@
-//! What systemd is told of a service: datagrams to the socket that it names, as sd_notify(3) says.
+//! Notifications to systemd: datagrams to the socket in `NOTIFY_SOCKET` (sd_notify(3)).
 
 use std::env::var;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::{Duration, Instant};
 
-/// How long the words that are said once may wait for room. Those that are repeated never wait.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a one-time notification may wait for room. Repeated ones never wait.
+const NOTIFY_TIMEOUT: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_millis(10);
-/// Between two signs of life for the status alone, where nobody watches for them.
+/// Period of status updates without a watchdog.
 const STATUS_EVERY: Duration = Duration::from_secs(5);
 
-/// Who started this process, if he wants to be told of it.
+/// The service manager, if it has requested notifications.
 pub(crate) struct Service {
     to: Option<(UnixDatagram, SocketAddr)>,
-    /// Time between two signs of life.
+    /// Period of keep-alive notifications.
     every: Duration,
     told: Instant,
 }
 
 impl Service {
-    /// Reads `NOTIFY_SOCKET`, `WATCHDOG_USEC` and `WATCHDOG_PID`. What makes no sense is as if it
-    /// were not set, with a line in the log.
+    /// Reads `NOTIFY_SOCKET`, `WATCHDOG_USEC` and `WATCHDOG_PID`. Invalid values are logged and
+    /// ignored.
     pub(crate) fn from_env() -> Self {
         let to = var("NOTIFY_SOCKET").ok().and_then(|name| {
             let open = || {
@@ -40,28 +40,28 @@ impl Service {
         Self { to, every, told: Instant::now() }
     }
 
-    /// It has begun to do what it is for.
+    /// Notifies that the service is ready.
     pub(crate) fn ready(&mut self, status: &str) {
         self.told = Instant::now();
         self.tell_once(&format!("READY=1\nSTATUS={status}"));
     }
 
-    /// It lives, if it is time to say so.
+    /// Sends a keep-alive notification, if one is due.
     pub(crate) fn alive(&mut self, now: Instant, status: impl FnOnce() -> String) {
         if self.to.is_some() && now.duration_since(self.told) >= self.every {
             self.told = now;
-            // The next one comes soon.
+            // The next notification comes soon.
             let _ = self.tell(&format!("WATCHDOG=1\nSTATUS={}", status()));
         }
     }
 
-    /// It is about to end.
+    /// Notifies that the service is stopping.
     pub(crate) fn stopping(&self) {
         self.tell_once("STOPPING=1");
     }
 
     fn tell_once(&self, words: &str) {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + NOTIFY_TIMEOUT;
         while let Err(why) = self.tell(words) {
             if why.kind() != std::io::ErrorKind::WouldBlock || Instant::now() >= until {
                 return tracing::warn!("systemd is not told {words:?}: {why}");

@@ -1,5 +1,5 @@
-//! Where `barewire capture` gets frames from: a segment of shared memory, or the processes that
-//! have a device open, each of which is asked to show them in a segment of its own.
+//! Sources of frames for `barewire capture`: a segment of shared memory, or the processes that have
+//! a device open, each of which copies its frames to a segment of its own on request.
 
 use std::collections::HashMap;
 use std::io;
@@ -16,41 +16,41 @@ use nix::unistd::{Uid, geteuid, seteuid};
 
 use crate::fail::Fail;
 
-/// How often a process is looked for that has just opened the device.
-const LOOK: Duration = Duration::from_millis(20);
-/// How often those that there are are asked again.
-const ASK: Duration = Duration::from_millis(500);
-/// How long a process that does not poll is waited for.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// When one is joined again that could not be.
-const AGAIN: Duration = Duration::from_secs(10);
+/// Period of scans for processes that have just opened the device.
+const SCAN_PERIOD: Duration = Duration::from_millis(20);
+/// Period of repeated capture requests.
+const REQUEST_PERIOD: Duration = Duration::from_millis(500);
+/// How long to wait for a process that does not poll.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(1);
+/// Pause before a failed join is tried again.
+const RETRY_PERIOD: Duration = Duration::from_secs(10);
 
-/// See the module.
+/// The sources of a capture.
 pub(crate) struct Sources {
-    /// What is recorded, as a port.
+    /// Name of the captured port.
     name: String,
     all: Vec<Source>,
     /// Whether [`name`](Self::name) is a device, and processes are to be looked for.
     is_device: bool,
-    /// Files that were looked at; `None` is on another port, or dead, or cannot be read.
-    known: HashMap<PathBuf, Option<Known>>,
-    looked: Instant,
-    asked: Instant,
-    /// Frames that went by of those who have gone.
+    /// Statistics files that were read; `None`: on another port, dead, or unreadable.
+    known: HashMap<PathBuf, Option<Candidate>>,
+    scanned_at: Instant,
+    requested_at: Instant,
+    /// Missed frames of sources that are closed.
     missed: u64,
 }
 
 struct Source {
     monitor: Monitor,
-    /// Of a process: its file, and who it is.
+    /// For a process: its statistics file, and its identity.
     of: Option<(PathBuf, PublisherInfo)>,
-    has_gone: bool,
+    is_dead: bool,
 }
 
 impl Source {
-    /// Whether it is a switch that sees what `who` sends and receives.
+    /// Whether it is a switch that sees all frames of `who`.
     fn covers(&self, who: &PublisherInfo) -> bool {
-        !self.has_gone && self.of.as_ref().is_some_and(|(_, switch)| covers(switch, who))
+        !self.is_dead && self.of.as_ref().is_some_and(|(_, switch)| covers(switch, who))
     }
 
     fn is_of(&self, file: &Path) -> bool {
@@ -59,17 +59,17 @@ impl Source {
 }
 
 /// A process that has the device open.
-struct Known {
+struct Candidate {
     who: PublisherInfo,
-    /// When it could not be joined.
+    /// When joining it failed.
     failed: Option<Instant>,
 }
 
 impl Sources {
-    /// Joins the segment that `spec` names, or asks the processes that have its device open.
+    /// Joins the segment that `spec` names, or the processes that have its device open.
     ///
     /// # Errors
-    /// There is neither such a segment nor could such a device be opened.
+    /// There is no such segment, and no such device can be opened.
     pub(crate) fn open(spec: &str) -> Result<Self, Fail> {
         let spec = open::choose(spec).map_err(Fail::new)?;
         let kind = open::kind_and_device(&spec).map_or("", |(kind, _)| kind);
@@ -79,32 +79,32 @@ impl Sources {
             all: Vec::new(),
             is_device: kind != "shm",
             known: HashMap::new(),
-            looked: now,
-            asked: now,
+            scanned_at: now,
+            requested_at: now,
             missed: 0,
         };
         if !sources.is_device {
             let monitor = open::monitor(&spec).map_err(Fail::new)?;
             monitor.name().clone_into(&mut sources.name);
-            sources.all.push(Source { monitor, of: None, has_gone: false });
+            sources.all.push(Source { monitor, of: None, is_dead: false });
             return Ok(sources);
         }
-        let found = sources.look()?;
+        let found = sources.scan()?;
         if found.is_empty() {
             open::check(&spec).map_err(Fail::new)?;
         }
-        while now.elapsed() < PATIENCE && !sources.all.iter().all(|s| s.monitor.has_senders()) {
+        while now.elapsed() < JOIN_TIMEOUT && !sources.all.iter().all(|s| s.monitor.has_senders()) {
             std::thread::sleep(Duration::from_millis(1));
         }
         Ok(sources)
     }
 
-    /// What is recorded, as a port.
+    /// Name of the captured port.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// The same for people, with the processes.
+    /// The name with the processes, to be printed.
     pub(crate) fn summary(&self) -> String {
         let pid = |s: &Source| Some(s.of.as_ref()?.1.pid.to_string());
         let pids: Vec<String> = self.all.iter().filter_map(pid).collect();
@@ -117,7 +117,7 @@ impl Sources {
         }
     }
 
-    /// Frames that passed while there was no room for them.
+    /// Frames that were missed for lack of room.
     pub(crate) fn missed(&self) -> u64 {
         self.missed + self.all.iter().map(|s| s.monitor.missed()).sum::<u64>()
     }
@@ -125,14 +125,14 @@ impl Sources {
     /// Lends frames to `each`, 64 of each source and no more than `max`, as [`Monitor::read`].
     ///
     /// # Errors
-    /// Those of [`look`](Self::look).
+    /// Those of [`scan`](Self::scan).
     pub(crate) fn read(
         &mut self,
         max: usize,
         mut each: impl FnMut(u64, Direction, &RxFrame<'_>, usize),
     ) -> Result<usize, Fail> {
-        if self.is_device && self.looked.elapsed() >= LOOK {
-            let found = self.look()?;
+        if self.is_device && self.scanned_at.elapsed() >= SCAN_PERIOD {
+            let found = self.scan()?;
             if !found.is_empty() {
                 eprintln!("and of {}", processes(&found));
             }
@@ -144,40 +144,40 @@ impl Sources {
             }
             let here = source.monitor.read(64.min(max - got), &mut each).map_err(Fail::new)?;
             got += here;
-            if source.has_gone && here == 0 {
+            if source.is_dead && here == 0 {
                 self.missed += source.monitor.missed();
-                // Its place in `all` goes below.
+                // It is removed from `all` below.
                 source.of = None;
             }
         }
-        self.all.retain(|s| !s.has_gone || s.of.is_some());
+        self.all.retain(|s| !s.is_dead || s.of.is_some());
         Ok(got)
     }
 
-    /// Looks for processes that have the device open, joins what they show, and says their numbers.
-    /// A switch that may be asked sees what the processes behind it send and receive.
-    fn look(&mut self) -> Result<Vec<String>, Fail> {
-        self.looked = Instant::now();
-        self.learn()?;
+    /// Scans for processes that have the device open, joins their segments, and returns their
+    /// process ids. A switch that can be captured shows the frames of its processes as well.
+    fn scan(&mut self) -> Result<Vec<String>, Fail> {
+        self.scanned_at = Instant::now();
+        self.scan_files()?;
         for source in &mut self.all {
             let lives =
                 |(file, _): &(PathBuf, _)| self.known.get(file).is_some_and(Option::is_some);
-            source.has_gone = !source.of.as_ref().is_none_or(lives);
+            source.is_dead = !source.of.as_ref().is_none_or(lives);
         }
         let pids = self.join_new();
         self.drop_covered();
-        if !pids.is_empty() || self.asked.elapsed() >= ASK {
-            self.asked = Instant::now();
+        if !pids.is_empty() || self.requested_at.elapsed() >= REQUEST_PERIOD {
+            self.requested_at = Instant::now();
             for (file, who) in self.all.iter().filter_map(|s| s.of.as_ref()) {
-                // Who cannot be asked has gone, which the next look sees.
+                // A failed request means that the process has ended, which the next scan sees.
                 let _ = record::request(file, who.owner);
             }
         }
         Ok(pids)
     }
 
-    /// Looks at files that are new, and whether the others' processes live.
-    fn learn(&mut self) -> Result<(), Fail> {
+    /// Reads new statistics files, and checks that the processes of known ones live.
+    fn scan_files(&mut self) -> Result<(), Fail> {
         let files = record::files().map_err(|why| Fail::new(format!("{}: {why}", stats::DIR)))?;
         self.known.retain(|file, _| files.contains(file));
         for (file, known) in &mut self.known {
@@ -192,7 +192,7 @@ impl Sources {
             let known = match stats::publisher_of(&file) {
                 Ok(who) => {
                     let is_one = who.alive && open::is_same_device(&who.port_name, &self.name);
-                    (is_one && is_here(&who)).then_some(Known { who, failed: None })
+                    (is_one && is_here(&who)).then_some(Candidate { who, failed: None })
                 }
                 Err(why) if why.kind() == io::ErrorKind::Unsupported => {
                     let pid = record::pid_of(&file).unwrap_or(0);
@@ -207,15 +207,15 @@ impl Sources {
         Ok(())
     }
 
-    /// Joins what no switch covers, switches first, and says their numbers.
+    /// Joins processes that no switch covers, switches first, and returns their process ids.
     fn join_new(&mut self) -> Vec<String> {
         let mut new: Vec<_> =
             self.known.iter_mut().filter_map(|(f, k)| Some((f, k.as_mut()?))).collect();
         new.retain(|(file, _)| !self.all.iter().any(|s| s.is_of(file)));
         new.sort_by_key(|(_, known)| !known.who.is_switch);
         let mut pids = Vec::new();
-        for (file, Known { who, failed }) in new {
-            let is_early = failed.is_some_and(|at| at.elapsed() < AGAIN);
+        for (file, Candidate { who, failed }) in new {
+            let is_early = failed.is_some_and(|at| at.elapsed() < RETRY_PERIOD);
             if is_early || self.all.iter().any(|s| s.covers(who)) {
                 continue;
             }
@@ -224,7 +224,7 @@ impl Sources {
                 Ok(monitor) => {
                     pids.push(who.pid.to_string());
                     let of = Some((file.clone(), who.clone()));
-                    self.all.push(Source { monitor, of, has_gone: false });
+                    self.all.push(Source { monitor, of, is_dead: false });
                 }
                 Err(why) => {
                     if failed.replace(Instant::now()).is_none() {
@@ -236,7 +236,7 @@ impl Sources {
         pids
     }
 
-    /// Leaves processes whose frames a switch shows that came after them: they would come twice.
+    /// Leaves processes that a later switch covers: their frames would be captured twice.
     fn drop_covered(&mut self) {
         let (switches, others): (Vec<_>, _) = std::mem::take(&mut self.all)
             .into_iter()
@@ -252,8 +252,8 @@ impl Sources {
     }
 }
 
-/// Whether `switch` is one that sees what `who` sends and receives. That of another user, root
-/// apart, may say what it likes.
+/// Whether `switch` is a switch that sees all frames of `who`. Only a switch of root or of the same
+/// user is trusted.
 fn covers(switch: &PublisherInfo, who: &PublisherInfo) -> bool {
     switch.is_switch && !who.is_switch && (switch.owner == 0 || switch.owner == who.owner)
 }
@@ -262,14 +262,14 @@ fn processes(pids: &[String]) -> String {
     format!("process{} {}", if pids.len() > 1 { "es" } else { "" }, pids.join(", "))
 }
 
-/// Whether a process is in this network namespace, as far as can be seen: devices of the kernel
-/// have a name in each.
+/// Whether a process is in this network namespace, as far as known: names of kernel devices are per
+/// namespace.
 fn is_here(who: &PublisherInfo) -> bool {
     let kind = open::kind_and_device(&who.port_name).map_or("", |(kind, _)| kind);
     ["vfio", "dpdk"].contains(&kind) || who.is_here()
 }
 
-/// Joins a segment as the user whose process shows frames there, which is for root to do.
+/// Joins a segment as the user of its process. Only root can do that for other users.
 fn join(segment: &ShmSettings, owner: Uid) -> Result<Monitor, Fail> {
     let me = geteuid();
     if owner == me {

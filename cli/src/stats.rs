@@ -144,10 +144,10 @@ impl SortBy {
     }
 }
 
-/// A station as an operator names it.
+/// Parses a station as the user names it.
 ///
 /// # Errors
-/// What is expected.
+/// The expected forms.
 pub(crate) fn station(text: &str) -> Result<Station, String> {
     if let Ok(addr) = text.parse::<std::net::SocketAddr>() {
         let range = udp::PORTS;
@@ -189,7 +189,7 @@ pub(crate) fn run(args: &StatsArgs) -> Result<ExitCode, Fail> {
     }
 }
 
-/// Prints the distribution of the round trips that the next `seconds` bring.
+/// Prints the distribution of the round trips of the next `seconds`.
 fn round_trips(args: &StatsArgs, seconds: f64) -> Result<ExitCode, Fail> {
     if !(0.1..=3600.0).contains(&seconds) {
         return Err(Fail::usage("--round-trips: expected 0.1 to 3600 seconds"));
@@ -213,13 +213,13 @@ fn round_trips(args: &StatsArgs, seconds: f64) -> Result<ExitCode, Fail> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Says that nothing is there to be shown.
+/// Prints that there is nothing to show.
 fn no_domain(args: &StatsArgs) -> Result<(), Fail> {
     let whose = args.pid.map_or_else(String::new, |pid| format!(" of process {pid}"));
     out::print(format_args!("no domain{whose} is open\n"))
 }
 
-/// Leaves the sessions that were asked for, in the order that was.
+/// Selects and sorts the sessions as the options say.
 fn select(args: &StatsArgs, s: &mut Snapshot) {
     if let Some(peer) = args.peer {
         s.sessions.retain(|row| row.station == peer);
@@ -234,7 +234,7 @@ fn select(args: &StatsArgs, s: &mut Snapshot) {
 
 type Before = BTreeMap<std::path::PathBuf, Snapshot>;
 
-/// What is published by who lives, or by one process alone.
+/// The statistics of all live processes, or of one process.
 ///
 /// # Errors
 /// The directory of the files cannot be read.
@@ -242,7 +242,7 @@ pub(crate) fn published(pid: Option<u32>) -> Result<Published, Fail> {
     let mut all = read_published().map_err(|why| {
         Fail::new(format!("{}: {why}", barewire::stats::DIR)).mend("barewire doctor says more")
     })?;
-    // What a dead process left is nobody's; the next domain that opens removes it.
+    // Files of dead processes are ignored; the next domain that opens removes them.
     let wanted = |alive: bool, of: u32| alive && pid.is_none_or(|pid| of == pid);
     all.domains.retain(|s| wanted(s.alive, s.pid));
     all.switches.retain(|s| wanted(s.alive, s.pid));
@@ -250,7 +250,7 @@ pub(crate) fn published(pid: Option<u32>) -> Result<Published, Fail> {
     Ok(all)
 }
 
-/// Says on standard error what runs and cannot be read.
+/// Prints to standard error which running processes cannot be read.
 pub(crate) fn tell_unread(all: &Published) {
     for unread in &all.unread {
         let (pid, why) = (unread.pid, &unread.why);
@@ -283,7 +283,7 @@ fn map(pairs: &[(&'static str, u64)]) -> Value {
     Value::Object(pairs.collect::<Map<_, _>>())
 }
 
-/// Everything of a switch, for programs.
+/// All statistics of a switch as JSON.
 fn switch_object(s: &SwitchSnapshot) -> Value {
     let stations: Vec<Value> = s
         .stations
@@ -305,7 +305,7 @@ fn switch_object(s: &SwitchSnapshot) -> Value {
     })
 }
 
-/// Everything of a domain, for programs.
+/// All statistics of a domain as JSON.
 fn object(s: &Snapshot) -> Value {
     let endpoints: Vec<Value> = s
         .endpoints
@@ -350,7 +350,7 @@ fn object(s: &Snapshot) -> Value {
     })
 }
 
-/// A switch for people: what is 0 is left out, unless `all`.
+/// The text of a switch: counters of 0 are left out, unless `all`.
 fn switch_text(s: &SwitchSnapshot, all: bool) -> String {
     let mut text = format!("switch, process {}, {} at {}", s.pid, s.port_name, s.station);
     let age = since_1970_ns().saturating_sub(s.updated_ns);
@@ -406,12 +406,12 @@ fn stations(s: &SwitchSnapshot) -> String {
     if rows.is_empty() { String::new() } else { layout(&head, &rows) }
 }
 
-/// A domain for people: what is 0 is left out, unless `all`.
+/// The text of a domain: counters of 0 are left out, unless `all`.
 fn text(s: &Snapshot, before: Option<&Snapshot>, all: bool) -> String {
     let age = since_1970_ns().saturating_sub(s.polled_ns);
     let mut text = format!("process {}, {} at {}", s.pid, s.port_name, s.station);
     if age > 1_000_000_000 {
-        // Only whoever reads a queue turns the loop: a program that computes is no fault, but its
+        // With manual progress only reads turn the loop: a computing program is no error, but its
         // peers wait for it.
         text.push_str(&format!(", not polled for {:.0} s", age as f64 / 1e9));
     }
@@ -421,7 +421,7 @@ fn text(s: &Snapshot, before: Option<&Snapshot>, all: bool) -> String {
         ("port", &s.port, before.map(|b| &b.port)),
         ("node", &s.node, before.map(|b| &b.node)),
         ("refused", &s.refused, before.map(|b| &b.refused)),
-        // Levels go up and down; what a second added to one says nothing.
+        // Levels are gauges: they have no rate.
         ("in use", &s.levels, None),
     ];
     let mut rows = Vec::new();
@@ -450,7 +450,7 @@ fn text(s: &Snapshot, before: Option<&Snapshot>, all: bool) -> String {
 
 type Counters = Vec<(&'static str, u64)>;
 
-/// Whom refused frames claim to be from.
+/// Claimed sources of refused frames.
 fn claims(s: &Snapshot) -> String {
     let right = |name| (name, Align::Right);
     let head = [
@@ -469,7 +469,7 @@ fn claims(s: &Snapshot) -> String {
     if rows.is_empty() { String::new() } else { layout(&head, &rows) }
 }
 
-/// The same, for programs.
+/// Claimed sources of refused frames, as JSON.
 fn claim_object(claim: &Claim) -> Value {
     let [forged, clear, replayed, certificate] = claim.counts;
     json!({

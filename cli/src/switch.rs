@@ -97,17 +97,17 @@ pub(crate) struct SwitchArgs {
     json: bool,
 }
 
-/// Turns without a frame after which a switch without a processor of its own sleeps.
+/// Turns without a frame after which a switch that is not pinned sleeps.
 const SPINS: u32 = 2000;
-/// Longest sleep: so often a signal is looked for.
+/// Longest sleep, after which signals are checked.
 const NAP: Duration = Duration::from_millis(100);
-/// Turns and frames between two looks at signals and the time: milliseconds, on a busy switch.
+/// Turns and frames between two checks of signals and the time: milliseconds, on a busy switch.
 const LOOK_EVERY: usize = 4096;
 
 /// Forwards until a signal.
 ///
 /// # Errors
-/// The NIC cannot be taken, or has gone.
+/// The NIC cannot be opened, or is lost.
 pub(crate) fn run(args: &SwitchArgs) -> Result<ExitCode, Fail> {
     let serving = serving(args)?;
     // An interface that a pattern fits may come.
@@ -126,7 +126,7 @@ pub(crate) fn run(args: &SwitchArgs) -> Result<ExitCode, Fail> {
         return Ok(ExitCode::SUCCESS);
     }
     let signals = signals()?;
-    // Before the processor is chosen, which is for the switch alone.
+    // Before the thread is pinned: the processor is for the switch alone.
     if let Some(at) = args.metrics {
         if !publishes()? {
             let fail = Fail::usage("--metrics tells what the switch publishes, which is nothing");
@@ -154,11 +154,11 @@ pub(crate) fn run(args: &SwitchArgs) -> Result<ExitCode, Fail> {
     let ended = forward(&mut switch, args, &signals, &mut service);
     service.stopping();
     let reported = report(&switch, args.json);
-    // Why it ended is told also where nobody reads what it counted.
+    // The reason of the end is reported even if standard output is closed.
     ended.and(reported).map(|()| ExitCode::SUCCESS)
 }
 
-/// Why it does not open. A name that is no port of a switch stays none: no service is to try again.
+/// Why the port does not open. A malformed name is a usage error: no service restarts for it.
 fn refused(why: OpenError) -> Fail {
     match why {
         OpenError::BadSpec { .. } => Fail::usage(why),
@@ -166,26 +166,26 @@ fn refused(why: OpenError) -> Fail {
     }
 }
 
-/// What it is and serves, in few words.
+/// A line with the port and the number of processes.
 fn status(switch: &Switch) -> String {
     let (PortCaps { name, mtu, .. }, stations) = (switch.nic(), switch.stations().len());
     format!("{name}, mtu {mtu}, {stations} processes")
 }
 
-/// Raises this process' limit on open files as far as it may itself, and returns it.
+/// Raises the soft limit on open files to the hard limit, and returns it.
 fn raise_open_files() -> Option<u64> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).ok()?;
     let raised = setrlimit(Resource::RLIMIT_NOFILE, hard, hard).is_ok();
     Some(if raised { hard } else { soft })
 }
 
-/// Processes of other users for which there is room without a word.
+/// Room for processes of other users below which a line is printed.
 const MANY: u64 = 1024;
-/// Descriptors that a user costs besides those of his processes, and that are open for moments.
+/// Descriptors per user besides those of the user's processes, including short-lived ones.
 const BESIDES: u64 = 16;
 
-/// Says how many processes of other users the limit on open files leaves room for, if they are
-/// few: each takes one.
+/// Prints for how many processes of other users the limit on open files leaves room, if they are
+/// few: each takes one descriptor.
 fn tell_room(limit: u64) {
     let open = std::fs::read_dir("/proc/self/fd").map_or(0, |all| all.count() as u64);
     let room = limit.saturating_sub(open + BESIDES);
@@ -199,7 +199,7 @@ fn tell_room(limit: u64) {
     }
 }
 
-/// Whom the switch is to serve.
+/// The users that the switch serves.
 fn serving(args: &SwitchArgs) -> Result<SwitchAccess, Fail> {
     let users: Result<Vec<u32>, Fail> = args.user.iter().map(|name| user(name)).collect();
     let served_users = match (&args.group, users?) {
@@ -237,7 +237,7 @@ fn whom(serving: &SwitchAccess) -> String {
     }
 }
 
-/// Turns the switch until a signal comes.
+/// Turns the switch until a signal arrives.
 fn forward(
     switch: &mut Switch,
     args: &SwitchArgs,
@@ -254,7 +254,7 @@ fn forward(
         since_look += 1 + moved;
         let sleeps = idle >= SPINS && args.cpu.is_none();
         if sleeps {
-            // Until a frame comes there is one turn between two sleeps.
+            // While idle there is one turn between two sleeps.
             idle = SPINS;
             switch.sleep(NAP);
         } else if idle > 0 {
@@ -275,7 +275,7 @@ fn forward(
         if every.is_some_and(|every| told.elapsed() >= every) {
             told = Instant::now();
             match report(switch, args.json) {
-                // What passes is worth more than what is said of it.
+                // Forwarding goes on if a report cannot be written.
                 Err(fail) if !fail.is_quiet() => eprintln!("barewire: {fail}; the switch goes on"),
                 reported => reported?,
             }
@@ -283,12 +283,12 @@ fn forward(
     }
 }
 
-/// Whether statistics are wanted, as for every other program.
+/// Whether to publish statistics (`BAREWIRE_STATS`).
 fn publishes() -> Result<bool, Fail> {
     Ok(barewire::Settings::from_env().map_err(Fail::usage)?.stats)
 }
 
-/// Prints what was forwarded since the start.
+/// Prints the counters since the start.
 fn report(switch: &Switch, as_json: bool) -> Result<(), Fail> {
     let (counters, nic) = (switch.counters(), switch.nic_counters());
     let rows = [

@@ -1,4 +1,4 @@
-//! The distribution of round trips that a domain counted between two looks.
+//! The distribution of a domain's round trips between two snapshots.
 
 use barewire::stats::Snapshot;
 use barewire_dataplane::node::RoundTrips;
@@ -7,20 +7,20 @@ use serde_json::{Value, json};
 
 use crate::table::{Align, layout, round_trip};
 
-/// What is said of a distribution.
+/// Quantiles that are printed.
 const QUANTILES: [(&str, f64); 4] = [("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p99.9", 0.999)];
 
 /// Length of the longest bar, characters.
 const BAR_LEN: u64 = 40;
 
-/// What was counted between two looks at one domain.
+/// Round trips between two snapshots of a domain.
 pub(crate) struct Trips {
     counts: Vec<u64>,
     values: Histogram<u64>,
 }
 
 impl Trips {
-    /// What `now` has more than `before`, which is of the same domain.
+    /// The difference of `now` and `before`, which is of the same domain.
     pub(crate) fn between(before: &Snapshot, now: &Snapshot) -> Self {
         let pairs = now.round_trips.iter().zip(&before.round_trips);
         let counts: Vec<u64> = pairs.map(|(now, before)| now.saturating_sub(*before)).collect();
@@ -38,7 +38,7 @@ impl Trips {
         self.values.len()
     }
 
-    /// The round trip that so many take at most, ns; 0 if there were none.
+    /// A quantile of the round trips, ns; 0 if there were none.
     pub(crate) fn quantile_ns(&self, quantile: f64) -> u64 {
         self.values.value_at_quantile(quantile)
     }
@@ -48,7 +48,7 @@ impl Trips {
         counts.filter(|(_, count)| **count > 0).map(|(at, &count)| (RoundTrips::lengths(at), count))
     }
 
-    /// For people: quantiles, then a bar for each length that came.
+    /// The text form: quantiles, then a bar for each length that occurred.
     pub(crate) fn text(&self, of: &Snapshot, seconds: f64) -> String {
         let mut text = format!(
             "process {}, {} at {}: {} round trips in {seconds:.1} s\n",
@@ -83,7 +83,7 @@ impl Trips {
         text
     }
 
-    /// For programs.
+    /// The JSON form.
     pub(crate) fn object(&self, of: &Snapshot, seconds: f64) -> Value {
         let rows = self.rows().map(|(lengths, count)| {
             json!({"from_ns": lengths.start, "to_ns": lengths.end, "count": count})

@@ -8,7 +8,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-use crate::guard::{Closed, NoSys, Refusal, Why};
+use crate::guard::{Closed, Errno, NoSys, StubReturn};
 
 /// A type and where its members lie.
 #[cfg(test)]
@@ -77,18 +77,18 @@ macro_rules! tables {
                 /// Every call is refused with `FI_EBADF`: the table of an object that is closed.
                 pub(crate) const CLOSED: &'static Self = &Self::refusing::<Closed>();
 
-                const fn refusing<W: Why>() -> Self {
+                const fn refusing<W: Errno>() -> Self {
                     Self {
                         size: size_of::<Self>(),
                         $($entry: {
-                            unsafe extern "C" fn stub<W: Why>($(_: $arg),*) -> $ret {
-                                <$ret as Refusal>::of(W::ERRNO)
+                            unsafe extern "C" fn stub<W: Errno>($(_: $arg),*) -> $ret {
+                                <$ret as StubReturn>::of(W::ERRNO)
                             }
                             stub::<W>
                         },)*
                         $($($late: {
-                            unsafe extern "C" fn stub<W: Why>($(_: $late_arg),*) -> $late_ret {
-                                <$late_ret as Refusal>::of(W::ERRNO)
+                            unsafe extern "C" fn stub<W: Errno>($(_: $late_arg),*) -> $late_ret {
+                                <$late_ret as StubReturn>::of(W::ERRNO)
                             }
                             stub::<W>
                         },)*)?

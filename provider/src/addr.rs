@@ -1,10 +1,10 @@
-//! Address formats: our 16 bytes, or a `struct sockaddr_in` or `sockaddr_in6` for programs that
-//! name peers by host and port (`barewire::names`).
+//! Address formats: the native 16 bytes, or a `struct sockaddr_in` or `sockaddr_in6` for programs
+//! that name peers by host and port (`barewire::names`).
 //!
-//! On ports where a service needs a query, our `sockaddr_in` stores the MAC in the bytes that the
-//! standard sets to zero, so a program that passes on all of it causes no query. A `sockaddr_in6`
-//! has no such bytes: an endpoint that cannot be reached by its IPv6 address is written as an
-//! address that encodes its station.
+//! On ports where a service needs a query, a `sockaddr_in` of this provider has the MAC in the
+//! bytes that the standard sets to zero, so a program that passes on the whole structure causes no
+//! query. A `sockaddr_in6` has no such bytes: an endpoint that cannot be reached by its IPv6
+//! address is written as an address that encodes its station.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::Deref;
@@ -15,7 +15,7 @@ use barewire::{EpAddr, Error, GroupAddr, Info, Result};
 use crate::abi::{FI_SOCKADDR, FI_SOCKADDR_IN, FI_SOCKADDR_IN6};
 use crate::known_as;
 
-/// Our 16 bytes as an `addr_format`: the uppermost bit says that it is one provider's own.
+/// `addr_format` of the native 16 bytes: the highest bit marks a provider-specific format.
 pub(crate) const FORMAT_NATIVE: u32 = 1 << 31 | 0x6277;
 
 /// Length of the native form and of a `sockaddr_in`.
@@ -24,11 +24,11 @@ pub(crate) const LEN: usize = EpAddr::LEN;
 /// Length of a `sockaddr_in6`, the longest form.
 pub(crate) const MAX: usize = 28;
 
-/// Which form a program speaks.
+/// The address format of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
     Native,
-    /// With what host and port mean where it is used.
+    /// `sockaddr_in`, with how the port resolves host and service.
     SockaddrIn(Names),
     /// The same.
     SockaddrIn6(Names),
@@ -36,12 +36,12 @@ pub(crate) enum Form {
 
 /// An address in some form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Written {
+pub(crate) struct AddrBytes {
     bytes: [u8; MAX],
     len: usize,
 }
 
-impl Written {
+impl AddrBytes {
     /// `bytes` of at most [`MAX`].
     pub(crate) fn new(bytes: &[u8]) -> Self {
         let mut all = [0; MAX];
@@ -50,7 +50,7 @@ impl Written {
     }
 }
 
-impl Deref for Written {
+impl Deref for AddrBytes {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -58,22 +58,22 @@ impl Deref for Written {
     }
 }
 
-/// What an address in some form says.
+/// A parsed address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Meaning {
+pub(crate) enum ParsedAddr {
     /// An endpoint.
     Addr(EpAddr),
-    /// A service at a host, for which somebody has to be asked.
+    /// A service at a host, which needs a query.
     Host(IpAddr, u16),
 }
 
 impl Form {
-    /// The form of a non-zero `addr_format`, if it is one of ours.
+    /// The form of a non-zero `addr_format`, if it is supported.
     pub(crate) fn of(format: u32, names: Names) -> Option<Self> {
         match format {
             FORMAT_NATIVE => Some(Self::Native),
             FI_SOCKADDR if names.is_v6() => Some(Self::SockaddrIn6(names)),
-            // It has no room for a host of IPv6.
+            // A `sockaddr_in` has no room for an IPv6 address.
             FI_SOCKADDR_IN if names.is_v6() => None,
             FI_SOCKADDR | FI_SOCKADDR_IN => Some(Self::SockaddrIn(names)),
             FI_SOCKADDR_IN6 => Some(Self::SockaddrIn6(names)),
@@ -81,9 +81,9 @@ impl Form {
         }
     }
 
-    /// The form of a program that says none, and may have named a host by its IP address.
+    /// The default form of a program, which may have named a host by its IP address.
     pub(crate) fn usual(names: Names, node: Option<&str>) -> Self {
-        if !known_as::by_ip() {
+        if !known_as::uses_ip_addresses() {
             Self::Native
         } else if names.is_v6() || node.is_some_and(is_v6) {
             Self::SockaddrIn6(names)
@@ -92,8 +92,8 @@ impl Form {
         }
     }
 
-    /// The form of an address whose form nobody said: a native address of an endpoint has its
-    /// incarnation where a `struct sockaddr_in` has eight zero bytes. `None`: it is none.
+    /// Guesses the form of an address: a native address has its incarnation where a `struct
+    /// sockaddr_in` has eight zero bytes. `None`: no known form.
     pub(crate) fn guess(bytes: &[u8], names: Names) -> Option<Self> {
         let family = bytes.first_chunk();
         match bytes.len() {
@@ -106,7 +106,7 @@ impl Form {
         }
     }
 
-    /// Bytes of an address.
+    /// Length of an address, bytes.
     pub(crate) fn len(self) -> usize {
         match self {
             Self::Native | Self::SockaddrIn(_) => LEN,
@@ -114,18 +114,18 @@ impl Form {
         }
     }
 
-    /// What an address of this form says.
+    /// Parses an address of this form.
     ///
     /// # Errors
     /// [`Error::Invalid`]: it is none.
-    pub(crate) fn read(self, bytes: &[u8]) -> Result<Meaning> {
+    pub(crate) fn read(self, bytes: &[u8]) -> Result<ParsedAddr> {
         if bytes.len() != self.len() {
             return Err(Error::Invalid("address: wrong length"));
         }
         match self {
             Self::Native => {
                 let bytes = bytes.first_chunk().ok_or(Error::Invalid("address: wrong length"))?;
-                EpAddr::from_bytes(bytes).map(Meaning::Addr)
+                EpAddr::from_bytes(bytes).map(ParsedAddr::Addr)
             }
             Self::SockaddrIn(names) => from_sockaddr(bytes, names),
             Self::SockaddrIn6(names) => {
@@ -155,16 +155,16 @@ impl Form {
         }
     }
 
-    /// As [`read`](Self::read), of an endpoint's own address, as the native one. `None`: any number
-    /// is meant.
+    /// As [`read`](Self::read), for an endpoint's own address; returns the native address. `None`:
+    /// any number.
     ///
     /// # Errors
-    /// [`Error::NoData`]: it is none of the port's.
+    /// [`Error::NoData`]: it is not an address of the port.
     pub(crate) fn read_own(self, bytes: &[u8]) -> Result<Option<[u8; LEN]>> {
         let none = |_| Error::NoData;
         let names = match self {
             Self::Native => {
-                let Meaning::Addr(addr) = self.read(bytes).map_err(none)? else {
+                let ParsedAddr::Addr(addr) = self.read(bytes).map_err(none)? else {
                     return Err(Error::NoData);
                 };
                 return Ok((addr != label(0)).then(|| addr.to_bytes()));
@@ -178,9 +178,9 @@ impl Form {
         let own = if names.is_own(ip) {
             names.here(port)
         } else {
-            // The whole address of an endpoint that is open.
+            // The complete address of an open endpoint.
             match self.read(bytes) {
-                Ok(Meaning::Addr(addr)) if !matches!(names, Names::Udp { .. }) => addr,
+                Ok(ParsedAddr::Addr(addr)) if !matches!(names, Names::Udp { .. }) => addr,
                 _ => {
                     tracing::warn!("{ip}: not the address of the port");
                     return Err(Error::NoData);
@@ -190,17 +190,17 @@ impl Form {
         Ok((own != names.here(0)).then(|| own.to_bytes()))
     }
 
-    /// An address in this form.
-    pub(crate) fn write(self, addr: EpAddr) -> Written {
+    /// Writes an address in this form.
+    pub(crate) fn write(self, addr: EpAddr) -> AddrBytes {
         match self {
-            Self::Native => Written::new(&addr.to_bytes()),
-            Self::SockaddrIn(names) => Written::new(&to_sockaddr(addr, names)),
-            Self::SockaddrIn6(names) => Written::new(&to_sockaddr6(addr, names)),
+            Self::Native => AddrBytes::new(&addr.to_bytes()),
+            Self::SockaddrIn(names) => AddrBytes::new(&to_sockaddr(addr, names)),
+            Self::SockaddrIn6(names) => AddrBytes::new(&to_sockaddr6(addr, names)),
         }
     }
 
-    /// Opens something whose own address `info` says, or may be any. Who is found by host and port
-    /// gets one that says where, if there is one left.
+    /// Opens an object with the source address of `info`, or with any. In a program that names
+    /// peers by host and port the object gets an address that host and port name, if one is free.
     pub(crate) fn open<T>(
         self,
         info: &mut Info,
@@ -221,8 +221,8 @@ impl Form {
         open(info)
     }
 
-    /// What stands where an address is expected and none is settled: any number here.
-    pub(crate) fn any(self) -> Written {
+    /// The wildcard address: any number of this port.
+    pub(crate) fn any(self) -> AddrBytes {
         match self {
             Self::Native => self.write(label(0)),
             Self::SockaddrIn(names) | Self::SockaddrIn6(names) => self.write(names.here(0)),
@@ -230,7 +230,7 @@ impl Form {
     }
 }
 
-/// Whether a node is an IPv6 address, on its own or in the text of libfabric.
+/// Whether a node is an IPv6 address, alone or in libfabric's text form.
 fn is_v6(node: &str) -> bool {
     node.starts_with("fi_sockaddr_in6:") || node.parse::<Ipv6Addr>().is_ok()
 }
@@ -239,12 +239,12 @@ const AF_INET: [u8; 2] = (libc::AF_INET as u16).to_ne_bytes();
 
 const AF_INET6: [u8; 2] = (libc::AF_INET6 as u16).to_ne_bytes();
 
-/// The interface that an own address in bytes is one of.
+/// The interface of a local address.
 pub(crate) fn interface_of(bytes: &[u8]) -> Option<String> {
     parts(bytes).ok().and_then(|(ip, _)| interface_at(ip))
 }
 
-/// A `sockaddr_in` or `sockaddr_in6` as libfabric writes it, which programs take apart.
+/// The text of a `sockaddr_in` or `sockaddr_in6` in libfabric's format, which programs parse.
 ///
 /// # Errors
 /// [`Error::Invalid`]: it is none.
@@ -271,10 +271,10 @@ fn parts(bytes: &[u8]) -> Result<(IpAddr, u16)> {
     }
 }
 
-fn exact(names: Names, ip: IpAddr, port: u16) -> Result<Meaning> {
+fn exact(names: Names, ip: IpAddr, port: u16) -> Result<ParsedAddr> {
     match names.exact(ip, port) {
-        Some(addr) => Ok(Meaning::Addr(addr)),
-        None if matches!(names, Names::Queried { .. }) => Ok(Meaning::Host(ip, port)),
+        Some(addr) => Ok(ParsedAddr::Addr(addr)),
+        None if matches!(names, Names::Queried { .. }) => Ok(ParsedAddr::Host(ip, port)),
         None => {
             tracing::warn!("{ip}: {}", names.reach_text());
             Err(Error::Invalid("address: the port does not reach it"))
@@ -282,9 +282,9 @@ fn exact(names: Names, ip: IpAddr, port: u16) -> Result<Meaning> {
     }
 }
 
-/// A `sockaddr_in` that host and port do not name an endpoint by has the station, its MAC first,
-/// where the standard has zeros.
-fn from_sockaddr(bytes: &[u8], names: Names) -> Result<Meaning> {
+/// Parses a `sockaddr_in`. If host and port do not name the endpoint it has the station, MAC first,
+/// in the bytes that the standard sets to zero.
+fn from_sockaddr(bytes: &[u8], names: Names) -> Result<ParsedAddr> {
     let (ip, port) = parts(bytes)?;
     if bytes[8..] == [0; 8] {
         return exact(names, ip, port);
@@ -295,7 +295,7 @@ fn from_sockaddr(bytes: &[u8], names: Names) -> Result<Meaning> {
     native[14..].copy_from_slice(&bytes[14..]);
     let addr = EpAddr::from_bytes(&native)?;
     names.remember_ip(addr, ip);
-    Ok(Meaning::Addr(addr))
+    Ok(ParsedAddr::Addr(addr))
 }
 
 fn to_sockaddr6(addr: EpAddr, names: Names) -> [u8; MAX] {
@@ -310,7 +310,7 @@ fn to_sockaddr6(addr: EpAddr, names: Names) -> [u8; MAX] {
 fn to_sockaddr(addr: EpAddr, names: Names) -> [u8; LEN] {
     let (at, is_name) = match names.name(addr) {
         (SocketAddr::V4(at), is_name) => (at, is_name),
-        // There is no room for a host of IPv6.
+        // A `sockaddr_in` has no room for an IPv6 address.
         (SocketAddr::V6(at), _) => {
             (std::net::SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, at.port()), false)
         }
@@ -336,7 +336,7 @@ mod tests {
 
     fn addr(form: Form, bytes: &[u8]) -> EpAddr {
         match form.read(bytes) {
-            Ok(Meaning::Addr(addr)) => addr,
+            Ok(ParsedAddr::Addr(addr)) => addr,
             other => panic!("{other:?}"),
         }
     }
@@ -430,7 +430,7 @@ mod tests {
         let (v4, v6) = (Form::SockaddrIn(names), Form::SockaddrIn6(names));
         let theirs = [2, 0, 0x1d, 0x2f, 10, 1, 1, 2, 0, 0, 0, 0, 0, 0, 0, 0];
         let host: IpAddr = [10, 1, 1, 2].into();
-        assert_eq!(v4.read(&theirs), Ok(Meaning::Host(host, 7471)));
+        assert_eq!(v4.read(&theirs), Ok(ParsedAddr::Host(host, 7471)));
         let found: EpAddr = "barewire://02:00:00:00:77:05/7471".parse().unwrap();
         names.remember_ip(found, host);
         let written = v4.write(found);
@@ -439,7 +439,7 @@ mod tests {
         assert_eq!(addr(v6, &v6.write(found)), found);
         let far: IpAddr = "2001:db8::7".parse().unwrap();
         names.remember_ip(found, far);
-        assert_eq!(v6.read(&v6.write(found)), Ok(Meaning::Host(far, 7471)));
+        assert_eq!(v6.read(&v6.write(found)), Ok(ParsedAddr::Host(far, 7471)));
         // Ours, before the port is open.
         assert_eq!(v4.write(label(7471))[..8], [2, 0, 0x1d, 0x2f, 10, 1, 1, 1]);
         assert_eq!(v4.read_own(&v4.write(label(7471))), Ok(Some(label(7471).to_bytes())));

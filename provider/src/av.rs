@@ -7,25 +7,25 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use barewire::{Av, AvAttr as OurAttr, AvType, EpAddr, Error, FI_ADDR_NOTAVAIL, Result};
 
 use crate::abi::*;
-use crate::addr::{Form, Meaning, Written, ip_text};
+use crate::addr::{AddrBytes, Form, ParsedAddr, ip_text};
 use crate::domain::DomainObject;
 use crate::info::key_of;
 use crate::object::{Object, fid};
 use crate::{guard, known_as};
 
-/// What stands behind a `struct fid_av`.
+/// The object of a `struct fid_av`.
 pub(crate) struct Vector {
     pub(crate) av: Av,
     form: Form,
-    /// Its addresses are inserted under keys.
+    /// Addresses are inserted under keys (`FI_AV_AUTH_KEY`).
     by_keys: bool,
-    /// Addresses by index that hosts were asked for, as the program wrote them: what was found is
-    /// written in another way, and a lookup returns what was inserted (fi_av(3)).
-    asked: Asked,
+    /// The inserted bytes of addresses that needed a query, by index: the resolved address has
+    /// other bytes, and a lookup returns the inserted ones (fi_av(3)).
+    originals: OriginalAddrs,
 }
 
 impl Vector {
-    /// Refuses what inserts addresses and has no place for their keys.
+    /// Refuses an insertion without keys in a vector whose addresses have keys.
     fn check_keyless(&self) -> Result<()> {
         match self.by_keys {
             true => Err(Error::Invalid("FI_AV_AUTH_KEY: insert by fi_av_insert, under a key")),
@@ -35,18 +35,18 @@ impl Vector {
 }
 
 #[derive(Default)]
-struct Asked(Mutex<HashMap<u64, Written>>);
+struct OriginalAddrs(Mutex<HashMap<u64, AddrBytes>>);
 
-impl Asked {
-    /// Keeps those whose place in `to` has an index.
-    fn note(&self, to: &[u64], asked: Vec<(usize, Written)>) {
-        if !asked.is_empty() {
-            let at = asked.into_iter().filter_map(|(i, by)| Some((*to.get(i)?, by)));
+impl OriginalAddrs {
+    /// Keeps the addresses whose slot in `to` has an index.
+    fn record(&self, to: &[u64], originals: Vec<(usize, AddrBytes)>) {
+        if !originals.is_empty() {
+            let at = originals.into_iter().filter_map(|(i, by)| Some((*to.get(i)?, by)));
             self.all().extend(at.filter(|(at, _)| *at != FI_ADDR_NOTAVAIL));
         }
     }
 
-    fn all(&self) -> MutexGuard<'_, HashMap<u64, Written>> {
+    fn all(&self) -> MutexGuard<'_, HashMap<u64, AddrBytes>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -90,10 +90,10 @@ pub(crate) unsafe extern "C" fn open(
             ours.count = if attr.count > 0 { attr.count } else { universe() };
             ours.event = attr.flags & FI_EVENT != 0;
             ours.name = (!attr.name.is_null()).then_some("shared");
-            // To read only is to read what another process has made, by its name.
+            // `FI_READ` concerns a named vector of another process.
             let known = if ours.name.is_some() { FI_EVENT | FI_READ } else { FI_EVENT };
             ours.user_id = attr.flags & FI_AV_USER_ID != 0;
-            // FI_SYMMETRIC (bit 59) is advice about addresses, which are few bytes here.
+            // FI_SYMMETRIC (bit 59) is a hint for compression, which is not used.
             if attr.flags & !(known | FI_AV_USER_ID | 1 << 59) != 0 {
                 return Err(Error::BadFlags);
             }
@@ -103,11 +103,11 @@ pub(crate) unsafe extern "C" fn open(
         let av = domain.domain.av_open(ours)?;
         let by_keys = domain.domain.has_av_auth_keys()?;
         let abi = FidAv { fid: fid(FI_CLASS_AV, context, &FID), ops: &raw const OPS };
-        let vector = Vector { av, form: domain.form, by_keys, asked: Asked::default() };
+        let vector = Vector { av, form: domain.form, by_keys, originals: OriginalAddrs::default() };
         // SAFETY: `out` can be written.
         unsafe { AvObject::open(abi, vector, out) };
-        // The kind that was made is said back.
-        // SAFETY: the attributes are there or NULL, and the caller's to be written.
+        // Returns the type that was made. SAFETY: the attributes are there or NULL, and the
+        // caller's to be written.
         if let Some(attr) = unsafe { attr_at.as_mut() } {
             attr.r#type = if attr.r#type == 1 { 1 } else { 2 };
         }
@@ -115,8 +115,8 @@ pub(crate) unsafe extern "C" fn open(
     })
 }
 
-/// Addresses that a program expects which does not say: as libfabric's own providers, what the
-/// launcher says of the whole job. 0 if it does not.
+/// Default number of addresses: as in libfabric's own providers, the size of the job from the
+/// launcher; 0 if unknown.
 fn universe() -> usize {
     let said = std::env::var("FI_UNIVERSE_SIZE").ok();
     said.and_then(|said| said.trim().parse().ok()).unwrap_or(0)
@@ -127,14 +127,14 @@ unsafe extern "C" fn close(at: *mut Fid) -> c_int {
         // SAFETY: the table belongs to vectors, and a program closes what it does not use.
         unsafe {
             AvObject::close(at.cast(), |it| {
-                let Vector { av, form, by_keys, asked } = it;
-                av.close().map_err(|(e, av)| (e, Vector { av, form, by_keys, asked }))
+                let Vector { av, form, by_keys, originals } = it;
+                av.close().map_err(|(e, av)| (e, Vector { av, form, by_keys, originals }))
             })
         }
     })
 }
 
-/// Only an event queue can be bound, for insertions that we do not do asynchronously.
+/// Only an event queue could be bound, for asynchronous insertions, which are not supported.
 unsafe extern "C" fn bind(_: *mut Fid, _: *mut Fid, _flags: u64) -> c_int {
     -barewire::errno::FI_ENOSYS
 }
@@ -178,10 +178,10 @@ unsafe extern "C" fn insert(
             }
             let len = count.checked_mul(it.form.len()).ok_or(Error::Overflow)?;
             let from = places(addrs.cast_mut().cast::<u8>(), len);
-            let (native, asked) = native_of(it, from);
+            let (native, originals) = native_of(it, from);
             let errors = statuses(flags, context, count)?;
             let (mut to, mut own) = (places(fi_addrs, count), Vec::new());
-            if to.is_empty() && !asked.is_empty() && !under && !is_named {
+            if to.is_empty() && !originals.is_empty() && !under && !is_named {
                 own.resize(count, 0);
                 to = &mut own;
             }
@@ -190,42 +190,42 @@ unsafe extern "C" fn insert(
                 (false, true) => it.av.insert_named(&native, to, errors),
                 (false, false) => it.av.insert_bytes(&native, to, errors),
             }?;
-            it.asked.note(to, asked);
+            it.originals.record(to, originals);
             c_int::try_from(n).map_err(|_| Error::Overflow)
         }
     })
 }
 
-/// Addresses in the vector's format as native ones, and those of hosts that were queried, with
-/// their places. An invalid address, and a host without an answer, fails in its place.
-fn native_of(it: &Vector, from: &[u8]) -> (Vec<u8>, Vec<(usize, Written)>) {
+/// Converts addresses of the vector's format to native ones; also returns the addresses that needed
+/// a query, with their slots. An invalid address, or a host without an answer, fails in its slot.
+fn native_of(it: &Vector, from: &[u8]) -> (Vec<u8>, Vec<(usize, AddrBytes)>) {
     let each = from.chunks_exact(it.form.len());
-    let mut all: Vec<Result<Meaning>> = each.clone().map(|bytes| it.form.read(bytes)).collect();
-    let asked = each.zip(&all).enumerate();
-    let asked = asked.filter(|(_, (_, one))| matches!(one, Ok(Meaning::Host(..))));
-    let asked = asked.map(|(i, (bytes, _))| (i, Written::new(bytes))).collect();
+    let mut all: Vec<Result<ParsedAddr>> = each.clone().map(|bytes| it.form.read(bytes)).collect();
+    let originals = each.zip(&all).enumerate();
+    let originals = originals.filter(|(_, (_, one))| matches!(one, Ok(ParsedAddr::Host(..))));
+    let originals = originals.map(|(i, (bytes, _))| (i, AddrBytes::new(bytes))).collect();
     let hosts = all.iter().filter_map(|one| match one {
-        Ok(Meaning::Host(ip, service)) => Some((*ip, *service)),
+        Ok(ParsedAddr::Host(ip, service)) => Some((*ip, *service)),
         _ => None,
     });
     let hosts: Vec<_> = hosts.collect();
     if !hosts.is_empty() {
         let mut found = it.av.find_hosts(&hosts).into_iter();
-        for one in all.iter_mut().filter(|one| matches!(one, Ok(Meaning::Host(..)))) {
-            *one = found.next().unwrap_or(Err(Error::NoData)).map(Meaning::Addr);
+        for one in all.iter_mut().filter(|one| matches!(one, Ok(ParsedAddr::Host(..)))) {
+            *one = found.next().unwrap_or(Err(Error::NoData)).map(ParsedAddr::Addr);
         }
     }
     let native = all.into_iter().flat_map(|one| match one {
-        Ok(Meaning::Addr(addr)) => addr.to_bytes(),
+        Ok(ParsedAddr::Addr(addr)) => addr.to_bytes(),
         _ => [0; EpAddr::LEN],
     });
-    (native.collect(), asked)
+    (native.collect(), originals)
 }
 
-/// The places for what became of each address, if `flags` asks for that.
+/// The array of status codes, one for each address, if `flags` has `FI_SYNC_ERR`.
 ///
 /// # Errors
-/// [`Error::Invalid`]: there are none.
+/// [`Error::Invalid`]: `context` is NULL.
 ///
 /// # Safety
 /// `count` numbers are at `context` if `FI_SYNC_ERR` says so.
@@ -244,7 +244,7 @@ unsafe fn statuses<'a>(
     Ok(Some(unsafe { places(context.cast(), count) }))
 }
 
-/// `node` and `service`, empty where there is none.
+/// `node` and `service` as strings; empty for NULL.
 ///
 /// # Safety
 /// Both are strings or NULL.
@@ -280,7 +280,7 @@ unsafe extern "C" fn insertsvc(
                 to.fill(found.unwrap_or(FI_ADDR_NOTAVAIL));
                 found.map(|_| 1)
             };
-            tell_all(status, &inserted);
+            fill_statuses(status, &inserted);
             c_int::try_from(inserted?).map_err(|_| Error::Overflow)
         }
     })
@@ -311,17 +311,17 @@ unsafe extern "C" fn insertsym(
             let (mut status, named) =
                 (statuses(flags, context, count)?, flags & FI_AV_USER_ID != 0);
             let (node, service) = ((node, node_count), (service, service_count));
-            let told = status.as_deref_mut();
-            let inserted = it.av.insertsym_errors(node, service, to, named, told);
-            tell_all(status, &inserted);
+            let errors = status.as_deref_mut();
+            let inserted = it.av.insertsym_errors(node, service, to, named, errors);
+            fill_statuses(status, &inserted);
             c_int::try_from(inserted?).map_err(|_| Error::Overflow)
         }
     })
 }
 
-/// What became of addresses of which none was inserted has the one reason; of others it is told
-/// already, or it is a success.
-fn tell_all(status: Option<&mut [c_int]>, inserted: &Result<usize>) {
+/// Fills in status codes: the error of the whole call, or 0 for a single inserted address.
+/// Otherwise the insertion has filled them in.
+fn fill_statuses(status: Option<&mut [c_int]>, inserted: &Result<usize>) {
     match (status, inserted) {
         (Some(status), Err(e)) => status.fill(e.fi_errno()),
         (Some([one]), Ok(1)) => *one = 0,
@@ -338,13 +338,13 @@ unsafe extern "C" fn remove(at: *mut FidAv, addrs: *mut u64, count: usize, flags
         let (it, addrs) = unsafe { (AvObject::of(at)?, places(addrs, count)) };
         match flags {
             0 => {
-                // Until both are done nobody notes the same index anew.
-                let mut asked = it.asked.all();
+                // Locked across both, so that the same index is not recorded anew in between.
+                let mut originals = it.originals.all();
                 let removed = it.av.remove(addrs);
                 for at in addrs.iter() {
-                    // Those behind the first bad one are still there.
-                    if asked.contains_key(at) && it.av.lookup(*at).is_err() {
-                        asked.remove(at);
+                    // Addresses after the first invalid index were not removed.
+                    if originals.contains_key(at) && it.av.lookup(*at).is_err() {
+                        originals.remove(at);
                     }
                 }
                 removed
@@ -403,7 +403,7 @@ unsafe extern "C" fn lookup_auth_key(
     })
 }
 
-/// Copies as much of `from` as fits, and says how long it is.
+/// Copies as much of `from` as fits, and stores its length in `len`.
 ///
 /// # Safety
 /// `len` is a number, and so many bytes are at `to`, or it is NULL.
@@ -433,9 +433,9 @@ unsafe extern "C" fn lookup(
             if fi_addr == FI_ADDR_NOTAVAIL {
                 return Err(Error::Invalid("fi_addr"));
             }
-            // A buffer that is too short gets the beginning, and the length that it lacks.
+            // A short buffer gets the beginning, and `len` the full length.
             let found = it.form.write(it.av.lookup(fi_addr)?);
-            put(it.asked.all().get(&fi_addr).unwrap_or(&found), addr, len).map(drop)
+            put(it.originals.all().get(&fi_addr).unwrap_or(&found), addr, len).map(drop)
         }
     })
 }
@@ -452,9 +452,9 @@ unsafe extern "C" fn straddr(
             let it = AvObject::of(at)?;
             let bytes = std::slice::from_raw_parts(addr.cast::<u8>(), it.form.len());
             let text = match it.form.read(bytes)? {
-                _ if known_as::by_ip() => ip_text(bytes)?,
-                Meaning::Addr(addr) => it.av.straddr(&addr),
-                Meaning::Host(ip, service) => std::net::SocketAddr::new(ip, service).to_string(),
+                _ if known_as::uses_ip_addresses() => ip_text(bytes)?,
+                ParsedAddr::Addr(addr) => it.av.straddr(&addr),
+                ParsedAddr::Host(ip, service) => std::net::SocketAddr::new(ip, service).to_string(),
             };
             // Without room for it only the length is told.
             if !buf.is_null() && *len > 0 {

@@ -12,7 +12,7 @@ use crate::guard;
 use crate::object::{Object, fid};
 use crate::wait::{self, Membership};
 
-/// What stands behind a `struct fid_cntr`.
+/// The object of a `struct fid_cntr`.
 pub(crate) struct Counter {
     pub(crate) cntr: Cntr,
     wait_obj: u32,
@@ -24,7 +24,7 @@ pub(crate) struct Counter {
 pub(crate) type CntrObject = Object<FidCntr, Counter>;
 
 impl Counter {
-    /// Ends it, or gives it back.
+    /// Closes it, or gives it back if it is busy.
     fn end(self) -> std::result::Result<(), (Error, Self)> {
         if Arc::strong_count(&self.polled) > 1 {
             return Err((Error::Busy, self));
@@ -58,8 +58,7 @@ pub(crate) unsafe extern "C" fn open(
         if flags != 0 {
             return Err(Error::BadFlags);
         }
-        // Programs wait on counters that they opened without anything to wait on.
-        // SAFETY: as above.
+        // Programs wait on counters that they opened with FI_WAIT_NONE. SAFETY: as above.
         let (ours, set) = match unsafe { wait::asked(wait, set)? } {
             (WaitObj::None, _) => (WaitObj::Unspec, None),
             asked => asked,

@@ -111,7 +111,7 @@ unsafe fn with_two(
     unsafe { with_set(to, |to| f(to, &other)) }
 }
 
-/// Entries for what is done to one set.
+/// Table functions on one set.
 macro_rules! of_sets {
     ($($name:ident($other:ident: $ty:ty) |$to:ident| $call:expr;)*) => {$(
         unsafe extern "C" fn $name($to: *mut FidAvSet, $other: $ty) -> c_int {
@@ -171,7 +171,7 @@ pub(crate) unsafe extern "C" fn join(
             });
             match joined {
                 Ok(joined) => {
-                    // The first and only one.
+                    // The cell is set here alone.
                     let _ = McObject::of(mc)?.set(joined);
                     *out = mc;
                     Ok(())
@@ -217,7 +217,8 @@ fn bare(kind: CollKind, coll_addr: u64, flags: u64, context: P) -> RawCollective
     RawCollective { kind, buf, result, count, datatype, op, coll_addr, root_addr, flags, context }
 }
 
-/// Entries for calls with a source and a result, which begin and end in the same arguments.
+/// Table functions of calls with a source and a result, whose first and last arguments are the
+/// same.
 macro_rules! with_buffers {
     ($($name:ident $kind:ident($($arg:ident: $ty:ty),*);)*) => {
         entries! {$(

@@ -16,7 +16,7 @@ use crate::guard;
 use crate::object::{Object, fid};
 use crate::wait::{self, Membership};
 
-/// What stands behind a `struct fid_cq`.
+/// The object of a `struct fid_cq`.
 pub(crate) struct Queue {
     pub(crate) cq: RawCq,
     wait_obj: u32,
@@ -26,7 +26,7 @@ pub(crate) struct Queue {
     pub(crate) polled: Arc<()>,
     form: Form,
     api_version: u32,
-    /// The address of an unknown sender, ours until the queue is read again.
+    /// The address of an unknown sender, valid until the next read of an error.
     err_data: Box<UnsafeCell<[u8; addr::MAX]>>,
 }
 
@@ -34,8 +34,8 @@ pub(crate) type CqObject = Object<FidCq, Queue>;
 
 static FID: FiOps = FiOps { close, control, ..FiOps::STUB };
 
-/// The table of queues whose entries are `E`. To ask for the format at every entry is more work
-/// than to write it.
+/// The function table of queues with entries of type `E`: a table for each format spares the check
+/// of the format at every entry.
 struct Table<E>(PhantomData<E>);
 
 impl<E: Entry> Table<E> {
@@ -61,10 +61,10 @@ fn ops(format: CqFormat) -> &'static OpsCq {
     }
 }
 
-/// Entries that a queue has before endpoints are bound to it, which make it grow: the size that is
-/// asked for is a minimum, says fi_cq(3). Each posted operation has its entry reserved, and Open
-/// MPI, which asks for 100, waits inside of its receive calls for room. With all its receives
-/// posted, a program with fewer entries would never send.
+/// Least size of a queue, which grows with the endpoints bound to it: the requested size is a
+/// minimum (fi_cq(3)). Each posted operation reserves an entry, and Open MPI, which requests 100,
+/// waits for room inside its receive calls. With all receives posted, a program with fewer entries
+/// could never send.
 const LEAST_SIZE: usize = 2 * barewire::info::RX_SIZE;
 
 /// `fi_cq_open`.
@@ -79,16 +79,15 @@ pub(crate) unsafe extern "C" fn open(
         let (domain, attr) = unsafe { (DomainObject::of(domain)?, attr_at.as_ref()) };
         let ours = OurAttr { size: LEAST_SIZE, grows: true, ..OurAttr::default() };
         let (mut ours, mut wait, mut set) = (ours, 0, None);
-        // A queue says how long its entries are by what it was opened with, so without a format it
-        // has the shortest.
+        // The format sets the length of entries, so an unspecified format is the shortest.
         ours.format = CqFormat::Context;
         if let Some(attr) = attr {
-            // FI_AFFINITY (bit 29) is advice about interrupts, of which there are none.
+            // FI_AFFINITY (bit 29) is a hint about interrupts, which are not used.
             if attr.flags & !(1 << 29) != 0 {
                 return Err(Error::BadFlags);
             }
             wait = attr.wait_obj;
-            // 0 leaves it to us.
+            // 0 means the default size.
             ours.size = attr.size.max(LEAST_SIZE);
             ours.format = match attr.format {
                 0 | 1 => CqFormat::Context,
@@ -123,8 +122,7 @@ pub(crate) unsafe extern "C" fn open(
             let queue = CqObject::of(at)?;
             wait::join(set, at.cast(), || queue.cq.wait_fd(), &queue.member)?;
         }
-        // The format that was chosen is said back.
-        // SAFETY: the attributes are the caller's to be written.
+        // Returns the chosen format. SAFETY: the attributes are the caller's to be written.
         if let Some(attr) = unsafe { attr_at.as_mut() } {
             attr.format = attr.format.max(1);
         }
@@ -152,14 +150,14 @@ unsafe extern "C" fn control(at: *mut Fid, command: c_int, arg: *mut c_void) -> 
     })
 }
 
-/// A number that went through us as a pointer again.
+/// A context number as the pointer that the program passed.
 fn pointer(value: u64) -> *mut c_void {
     std::ptr::with_exposed_provenance_mut(value as usize)
 }
 
 /// An entry of one format.
 trait Entry: Sized {
-    /// What of a completion it holds.
+    /// Converts a completion to this format.
     fn of(e: &Cqe) -> Self;
 }
 
@@ -193,7 +191,7 @@ impl Entry for CqTaggedEntry {
     }
 }
 
-/// Where entries go.
+/// The program's buffer for entries.
 #[derive(Clone, Copy)]
 struct Out<E> {
     buf: *mut E,
@@ -227,7 +225,7 @@ impl<E: Entry> Out<E> {
         }
     }
 
-    /// What writes entries, one behind the other.
+    /// A closure that writes entries, one after the other.
     ///
     /// # Safety
     /// As [`put`](Self::put); the result is called no more than `count` times.
@@ -243,7 +241,7 @@ impl<E: Entry> Out<E> {
 }
 
 impl Queue {
-    /// Reads entries until there is no more room or there are no more.
+    /// Reads entries until the buffer is full or the queue is empty.
     ///
     /// # Safety
     /// As [`Out::put`].
@@ -263,7 +261,7 @@ impl Queue {
         cond: *const c_void,
         timeout: c_int,
     ) -> Result<usize> {
-        // The number itself stands where a pointer would.
+        // The argument is the number itself, in place of a pointer.
         let threshold = match self.wait_cond {
             WaitCond::Threshold => cond.addr().clamp(1, out.count.max(1)),
             WaitCond::None => 1,
@@ -272,7 +270,7 @@ impl Queue {
         self.cq.sread(out.count, unsafe { out.writer() }, threshold, timeout)
     }
 
-    /// Ends it, or gives it back.
+    /// Closes it, or gives it back if it is busy.
     fn end(self) -> std::result::Result<(), (Error, Self)> {
         if Arc::strong_count(&self.polled) > 1 {
             return Err((Error::Busy, self));
@@ -305,7 +303,7 @@ impl Queue {
             let data = data.as_ref().map_or(&[][..], |bytes| &bytes[..]);
             // One thread at a time reads errors of a queue that lends them.
             let ours = self.err_data.get().cast();
-            // A program before 1.5 has no length, and no place of its own.
+            // A program of a version before 1.5 has neither a length nor a buffer for error data.
             let (mut none, is_old) = (0, self.api_version < version(1, 5));
             let size = if is_old { &mut none } else { &mut (*to).err_data_size };
             guard::put_err_data(data, &mut (*to).err_data, size, ours);
@@ -315,8 +313,8 @@ impl Queue {
 }
 
 unsafe extern "C" fn read<E: Entry>(at: *mut FidCq, buf: *mut c_void, count: usize) -> isize {
-    // What most programs ask for: one entry. Everything else is a call that is the last thing to
-    // do, so that nothing has to be kept over it.
+    // Most programs read one entry. All other cases are tail calls, so that this path saves no
+    // registers.
     if count == 1 {
         if buf.is_null() {
             // SAFETY: as this call.
@@ -336,7 +334,7 @@ unsafe extern "C" fn read<E: Entry>(at: *mut FidCq, buf: *mut c_void, count: usi
     unsafe { read_many::<E>(at, buf, count) }
 }
 
-/// [`read`] of one entry of a queue that was found empty: the loop is turned.
+/// [`read`] of one entry of an empty queue: turns the loop.
 #[inline(never)]
 unsafe extern "C" fn read_of_turn<E: Entry>(queue: EmptyCq<'_>, buf: *mut c_void) -> isize {
     guard::count(|| {
@@ -346,8 +344,8 @@ unsafe extern "C" fn read_of_turn<E: Entry>(queue: EmptyCq<'_>, buf: *mut c_void
     })
 }
 
-/// [`read`] of one entry that has nowhere to go. (By itself, so that both are not asked in one,
-/// which takes longer.)
+/// [`read`] of one entry without a buffer. (A separate function, so that the fast path has one
+/// check.)
 #[cold]
 #[inline(never)]
 unsafe extern "C" fn read_to_nowhere<E: Entry>(at: *mut FidCq) -> isize {
@@ -357,7 +355,7 @@ unsafe extern "C" fn read_to_nowhere<E: Entry>(at: *mut FidCq) -> isize {
     })
 }
 
-/// What [`read`] leaves.
+/// The remaining cases of [`read`].
 #[inline(never)]
 unsafe extern "C" fn read_many<E: Entry>(at: *mut FidCq, buf: *mut c_void, count: usize) -> isize {
     // SAFETY: the table belongs to queues; `buf` has room for `count` entries; no sources are asked

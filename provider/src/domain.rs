@@ -14,22 +14,21 @@ use crate::fabric::FabricObject;
 use crate::object::{Object, class_of, fid};
 use crate::{av, cntr, coll, cq, ep, guard, host, info, log, mr, poll, sep, srx, stx, work};
 
-/// What stands behind a `struct fid_domain`.
+/// The object of a `struct fid_domain`.
 pub(crate) struct Domain {
     pub(crate) domain: barewire::Domain,
-    /// How its addresses are written.
+    /// Format of its addresses.
     pub(crate) form: Form,
-    /// The version of the interface that the program speaks.
+    /// Interface version of the program.
     pub(crate) api_version: u32,
     _fabric: Arc<()>,
-    /// Held by what was opened in the domain and is no object of it below: poll sets and shared
-    /// transmit contexts.
+    /// Held by objects that exist in this crate only: poll sets and shared transmit contexts.
     pub(crate) users: Arc<()>,
     eqs: BoundEqs,
 }
 
 impl Domain {
-    /// What host and service mean on its port.
+    /// How its port resolves host and service.
     pub(crate) fn names(&self) -> Names {
         Names::of(&self.domain.port().name)
     }
@@ -67,7 +66,7 @@ pub(crate) unsafe extern "C" fn open(
         log::start();
         let mut settings = host::settings_or_warn()?;
         // SAFETY: as above.
-        let info::Read { info: ours, form, .. } = unsafe {
+        let info::ParsedInfo { info: ours, form, .. } = unsafe {
             info::read(info, fabric.api_version, |port| info::names_on(port, &settings))?
         };
         // A `sockaddr_in` has no room for the incarnation.
@@ -76,7 +75,7 @@ pub(crate) unsafe extern "C" fn open(
         let promise = unsafe { SerialPromise::new() };
         let opened = fabric.fabric.domain_serial_with(&ours, settings, promise);
         let domain = opened.map_err(|e| {
-            host::warn_aloud(&e.to_string());
+            host::warn_on_stderr(&e.to_string());
             e.error
         })?;
         let abi = FidDomain {

@@ -1,4 +1,4 @@
-//! Endpoints: their life, what is bound to them, their options and their names.
+//! Endpoints: open, bind, options, aliases, addresses and close.
 
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, OnceLock};
@@ -19,15 +19,15 @@ use crate::object::{Object, class_of, fid};
 use crate::stx::StxObject;
 use crate::{atomic, coll, guard, info, msg, pep, rma, work};
 
-/// What stands behind a `struct fid_ep`.
+/// The object of a `struct fid_ep`.
 pub(crate) struct Endpoint {
     pub(crate) ep: Arc<RawEndpoint>,
-    /// The endpoint that it is another name of. That has the connection.
+    /// The endpoint that it is an alias of, which has the connection.
     whole: Option<Arc<RawEndpoint>>,
-    /// Held by each of its names.
+    /// Held by the endpoint and its aliases.
     names: Arc<()>,
     pub(crate) form: Form,
-    /// The request that it was opened to accept, or NULL.
+    /// The connection request that it was opened with, or NULL.
     pub(crate) request: *mut Fid,
     /// It is bound to a shared transmit context.
     pub(crate) stx: OnceLock<()>,
@@ -36,7 +36,7 @@ pub(crate) struct Endpoint {
 }
 
 impl Endpoint {
-    /// `request` is what it was opened to accept, or NULL.
+    /// `request` is the connection request that it is opened with, or NULL.
     pub(crate) fn new(ep: RawEndpoint, form: Form, request: *mut Fid) -> Self {
         Self {
             ep: Arc::new(ep),
@@ -49,12 +49,12 @@ impl Endpoint {
         }
     }
 
-    /// What calls about connections go to, whichever of its names they are made by.
+    /// The endpoint that has the connection: itself, or the endpoint that it is an alias of.
     pub(crate) fn whole(&self) -> &Arc<RawEndpoint> {
         self.whole.as_ref().unwrap_or(&self.ep)
     }
 
-    /// Waits for what was injected. With the last name the connection ends before.
+    /// Waits for injected messages. With the last alias the connection ends before.
     fn end(self) {
         if Arc::into_inner(self.names).is_some() {
             self.whole.as_ref().unwrap_or(&self.ep).end_connection();
@@ -71,7 +71,7 @@ static OPS: OpsEp = OpsEp { cancel, getopt, setopt, ..OpsEp::STUB };
 
 pub(crate) static CM: OpsCm = OpsCm { setname, getname, join: coll::join, ..OpsCm::STUB };
 
-/// Those of endpoints with connections.
+/// The table of connected endpoints.
 static CM_MSG: OpsCm = OpsCm {
     getpeer: pep::getpeer,
     connect: pep::connect,
@@ -111,10 +111,10 @@ pub(crate) unsafe extern "C" fn open(
     })
 }
 
-/// What an endpoint is made with.
+/// The attributes of a new endpoint.
 ///
 /// # Errors
-/// [`Error::Invalid`]: nothing is there.
+/// [`Error::Invalid`]: the info is NULL.
 ///
 /// # Safety
 /// The info is whole.
@@ -126,7 +126,7 @@ pub(crate) unsafe fn wanted(info: Option<&FiInfo>, domain: &Domain) -> Result<In
     if ours.ep_attr.max_msg_size > MAX_MSG_SIZE {
         return Err(Error::Invalid("info: beyond what is offered"));
     }
-    // The program has taken what we asked of it, which is nothing.
+    // The provider requires no modes, so those of the program are ignored.
     ours.mode = barewire::flags::Mode::empty();
     // SAFETY: the handle is NULL or an object of libfabric's.
     ours.handle = unsafe { pep::request_of(info.handle)? };
@@ -134,7 +134,7 @@ pub(crate) unsafe fn wanted(info: Option<&FiInfo>, domain: &Domain) -> Result<In
     let usual = |size: &mut usize, usual| *size = if *size == 0 { usual } else { *size };
     usual(&mut ours.tx_attr.size, tx_size);
     usual(&mut ours.rx_attr.size, rx_size);
-    // What was answered with may have been changed by the program, which is no wish.
+    // Attributes of the answer that the program may have changed are not requests.
     ours.ep_attr.max_msg_size = 0;
     // SAFETY: the caller's promise.
     if unsafe { info::wants(Some(info), FI_EP_DGRAM) } {
@@ -143,13 +143,13 @@ pub(crate) unsafe fn wanted(info: Option<&FiInfo>, domain: &Domain) -> Result<In
     Ok(ours)
 }
 
-/// Why a port with another MAC than the address is the address's: the domain did not get the
-/// label, since another one has it.
+/// The error of an address with another MAC than the port's: the domain did not get the label,
+/// since another domain has it.
 pub(crate) fn taken_label(e: Error) -> Error {
     if e == Error::AddrNotAvail { Error::AddrInUse } else { e }
 }
 
-/// An endpoint of all tables.
+/// An endpoint with all its tables.
 pub(crate) fn tables(class: usize, cm: &'static OpsCm, context: *mut c_void) -> FidEp {
     FidEp {
         fid: fid(class, context, &FID),
@@ -183,7 +183,7 @@ unsafe fn alias(at: *mut Fid, said: *const Alias) -> Result<()> {
             stx: it.stx.clone(),
             eqs: Arc::clone(&it.eqs),
         };
-        // Nothing but its default flags is another.
+        // Only its default flags differ.
         EpObject::open(*at.cast::<FidEp>(), inner, said.fid.cast());
     }
     Ok(())
@@ -240,7 +240,7 @@ pub(crate) unsafe extern "C" fn control(at: *mut Fid, command: c_int, arg: *mut 
     })
 }
 
-/// The direction that a word of flags names goes in, its flags come out.
+/// `FI_GETOPSFLAG`: the flags word names a direction and gets its default flags.
 fn ops_flags(ep: &RawEndpoint, word: &mut u64) -> Result<()> {
     *word = match *word & (FI_TRANSMIT | FI_RECV) {
         FI_TRANSMIT => ep.tx_op_flags().bits(),
@@ -272,7 +272,7 @@ pub(crate) unsafe extern "C" fn cancel(at: *mut Fid, context: *mut c_void) -> is
     guard::call(|| unsafe { EpObject::of(at.cast::<FidEp>())?.ep.cancel(number(context)) })
 }
 
-/// A context as the number that goes through us.
+/// A context pointer as a number.
 #[inline]
 pub(crate) fn number(context: *mut c_void) -> u64 {
     context.expose_provenance() as u64
@@ -301,7 +301,7 @@ pub(crate) unsafe extern "C" fn getopt(
                 return Err(Error::NoProtoOpt);
             }
             let bytes = ep.getopt(name)?.to_ne_bytes();
-            // A number that fits in a byte is its first one on every machine that we run on.
+            // On little-endian machines a small number is its first byte.
             let fits = put(&bytes[..option_len(name)], value, len)?;
             if fits { Ok(()) } else { Err(Error::TooSmall) }
         }
@@ -328,7 +328,7 @@ pub(crate) unsafe extern "C" fn setopt(
                 std::ptr::copy_nonoverlapping(value.cast(), bytes.as_mut_ptr(), want);
                 return ep.setopt(name, usize::from_ne_bytes(bytes));
             }
-            // An option that is not known is told before a length that is not.
+            // An unknown option is reported before a wrong length.
             ep.getopt(name)?;
             Err(Error::Invalid("optlen"))
         }
@@ -343,7 +343,7 @@ unsafe extern "C" fn setname(at: *mut Fid, addr: *mut c_void, len: usize) -> c_i
             if addr.is_null() || len != it.form.len() {
                 return Err(Error::Invalid("addrlen: not the length of an address"));
             }
-            // Any is that which it has.
+            // A wildcard address means its own number.
             let bytes = std::slice::from_raw_parts(addr.cast::<u8>(), len);
             it.form.read(bytes)?;
             match it.form.read_own(bytes).map_err(|_| Error::AddrNotAvail)? {

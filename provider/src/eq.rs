@@ -13,16 +13,16 @@ use crate::object::{Object, fid};
 use crate::wait::{self, Membership};
 use crate::{guard, pep};
 
-/// What stands behind a `struct fid_eq`.
+/// The object of a `struct fid_eq`.
 pub(crate) struct EventQueue {
     pub(crate) eq: Eq,
     wait_obj: u32,
     api_version: u32,
     member: OnceLock<Membership>,
     _fabric: Arc<()>,
-    /// Held by poll sets that it is in and by what it is bound to.
+    /// Held by its poll sets, and by the objects that it is bound to.
     pub(crate) users: Arc<()>,
-    /// What came with a refusal, ours until errors are read again.
+    /// The data of a rejection, valid until the next read of an error.
     err_data: Box<UnsafeCell<[u8; CM_DATA_SIZE]>>,
 }
 
@@ -46,7 +46,7 @@ impl BoundEqs {
 }
 
 impl EventQueue {
-    /// Ends it, or gives it back.
+    /// Closes it, or gives it back if it is busy.
     fn end(self) -> std::result::Result<(), (Error, Self)> {
         if Arc::strong_count(&self.users) > 1 { Err((Error::Busy, self)) } else { Ok(()) }
     }
@@ -56,7 +56,7 @@ static FID: FiOps = FiOps { close, control, ..FiOps::STUB };
 
 static OPS: OpsEq = OpsEq { read, readerr, write, sread, strerror, ..OpsEq::STUB };
 
-/// `enum fi_wait_obj` as ours.
+/// Converts `enum fi_wait_obj`.
 pub(crate) fn wait_obj(c: u32) -> Result<WaitObj> {
     Ok(match c {
         0 => WaitObj::None,
@@ -105,7 +105,7 @@ pub(crate) unsafe extern "C" fn open(
         let (fabric, attr) = unsafe { (FabricObject::of(fabric)?, attr.as_ref()) };
         let (size, flags, wait) = attr.map_or((0, 0, 1), |a| (a.size, a.flags, a.wait_obj));
         let set = attr.map_or(std::ptr::null_mut(), |a| a.wait_set);
-        // FI_AFFINITY (bit 29) is advice about interrupts, of which there are none.
+        // FI_AFFINITY (bit 29) is a hint about interrupts, which are not used.
         if flags & !(FI_WRITE | 1 << 29) != 0 {
             return Err(Error::BadFlags);
         }
@@ -163,8 +163,8 @@ unsafe fn bytes<'a>(buf: *mut c_void, len: usize) -> &'a mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(buf.cast(), len) }
 }
 
-/// What a request for a connection has beside it, as a number: an information, of a passive
-/// endpoint which is named by its address.
+/// The address of the `fi_info` of a connection request. The passive endpoint is given by its
+/// address.
 ///
 /// # Safety
 /// The endpoint is open: its requests are dropped with it.
@@ -175,8 +175,7 @@ unsafe fn info_of(of: u64, request: ConnRequest) -> Result<u64> {
     Ok(info.expose_provenance() as u64)
 }
 
-/// Completes an event: a request for a connection has an information beside it, which was made
-/// when somebody looked at it before.
+/// Completes an event: a connection request gets its `fi_info`, unless a peek has made it before.
 ///
 /// # Safety
 /// The event comes from a queue of ours.
@@ -243,8 +242,8 @@ unsafe extern "C" fn sread(
     })
 }
 
-/// Writes what is said of an error, with what came with a refusal at `ours` if the program has no
-/// place for it.
+/// Writes an error event, with the data of a rejection at `ours` if the program has no buffer for
+/// it.
 ///
 /// # Safety
 /// `buf` is an entry as long as version `api_version` of the interface has it, whose `err_data` has
@@ -260,7 +259,7 @@ unsafe fn fill(buf: *mut EqErrEntry, err: &EqErr, api_version: u32, ours: *mut u
         };
         (*buf).data = err.data;
         ((*buf).err, (*buf).prov_errno) = (err.err.fi_errno(), err.err.fi_errno());
-        // `err_data_size` came with version 1.5: whoever is older has set neither member.
+        // `err_data_size` exists since version 1.5: an older program has set neither member.
         if api_version < version(1, 5) {
             return;
         }

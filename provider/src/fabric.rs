@@ -13,12 +13,12 @@ use crate::object::{Object, class_of, fid};
 use crate::wait::WaitObject;
 use crate::{domain, eq, guard, pep, wait};
 
-/// What stands behind a `struct fid_fabric`.
+/// The object of a `struct fid_fabric`.
 pub(crate) struct Fabric {
     pub(crate) fabric: barewire::Fabric,
-    /// The version of the interface that the program speaks.
+    /// Interface version of the program.
     pub(crate) api_version: u32,
-    /// Held by whatever was opened in the fabric.
+    /// Held by all objects that are opened in the fabric.
     pub(crate) users: Arc<()>,
 }
 
@@ -86,7 +86,7 @@ unsafe extern "C" fn trywait(at: *mut FidFabric, fids: *mut *mut Fid, count: c_i
 }
 
 /// # Safety
-/// `at` is an object of libfabric's.
+/// `at` is an object of libfabric.
 pub(crate) unsafe fn one(fabric: &Fabric, at: *mut Fid) -> Result<()> {
     // SAFETY: the class says what is behind it, for each of the four.
     unsafe {

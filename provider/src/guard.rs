@@ -1,4 +1,5 @@
-//! The boundary between C and Rust: no panic crosses it, and every result becomes a number.
+//! The boundary between C and Rust: no panic crosses it, and every result becomes a return value of
+//! C.
 
 use std::any::Any;
 use std::ffi::{CString, c_char, c_int, c_void};
@@ -8,8 +9,8 @@ use std::sync::{Mutex, PoisonError};
 use barewire::errno::FI_EOTHER;
 use barewire::{Error, Result};
 
-/// Functions of a table of endpoints, in C's calling convention: arguments behind the endpoint, and
-/// the call of ours that they become.
+/// Defines functions of an endpoint's table, in C's calling convention: the arguments after the
+/// endpoint, and the call that they become.
 macro_rules! entries {
     ($(
         $(#[$attr:meta])*
@@ -29,57 +30,57 @@ macro_rules! entries {
 
 pub(crate) use entries;
 
-/// Why a stub of a table refuses.
-pub(crate) trait Why {
-    /// What it says, positive.
+/// The error number of a stub function in a table.
+pub(crate) trait Errno {
+    /// The error number, positive.
     const ERRNO: c_int;
 }
 
-/// There is no such function.
+/// The function is not implemented.
 pub(crate) enum NoSys {}
 
 /// The object is closed.
 pub(crate) enum Closed {}
 
-impl Why for NoSys {
+impl Errno for NoSys {
     const ERRNO: c_int = barewire::errno::FI_ENOSYS;
 }
 
-impl Why for Closed {
+impl Errno for Closed {
     const ERRNO: c_int = barewire::errno::FI_EBADF;
 }
 
-/// What a stub returns.
-pub(crate) trait Refusal {
-    /// Minus the number, or nothing.
+/// The return type of a stub function.
+pub(crate) trait StubReturn {
+    /// The negative error number, or 0 or NULL.
     fn of(errno: c_int) -> Self;
 }
 
-impl Refusal for c_int {
+impl StubReturn for c_int {
     fn of(errno: c_int) -> Self {
         -errno
     }
 }
 
-impl Refusal for isize {
+impl StubReturn for isize {
     fn of(errno: c_int) -> Self {
         -(errno as isize)
     }
 }
 
-impl Refusal for u64 {
+impl StubReturn for u64 {
     fn of(_: c_int) -> Self {
         0
     }
 }
 
-impl Refusal for *const c_char {
+impl StubReturn for *const c_char {
     fn of(_: c_int) -> Self {
         std::ptr::null()
     }
 }
 
-/// What a data call returns that panicked.
+/// Return value of a data call that panicked.
 pub(crate) const PANICKED: isize = -(FI_EOTHER as isize);
 
 /// Runs a call that returns 0 or a negative error number as an `int`.
@@ -94,7 +95,7 @@ pub(crate) fn value(f: impl FnOnce() -> Result<c_int>) -> c_int {
     match catch_unwind(AssertUnwindSafe(f)) {
         Ok(Ok(value)) => value,
         Ok(Err(e)) => -e.fi_errno(),
-        Err(_told) => -FI_EOTHER,
+        Err(_payload) => -FI_EOTHER,
     }
 }
 
@@ -104,21 +105,21 @@ pub(crate) fn call(f: impl FnOnce() -> Result<()>) -> isize {
     count(|| f().map(|()| 0))
 }
 
-/// Runs what may do all there is to do of a data call, and says whether it has; `None` if it
+/// Runs the fast path of a data call and returns whether it has done the call; `None` if it
 /// panicked.
 #[inline]
 pub(crate) fn at_once(f: impl FnOnce() -> bool) -> Option<bool> {
     match catch_unwind(AssertUnwindSafe(f)) {
         Ok(done) => Some(done),
-        Err(told) => panicked(told),
+        Err(payload) => panicked(payload),
     }
 }
 
-/// By itself, so that nobody keeps room for what a panic says.
+/// Not inlined, so that callers reserve no stack for the payload.
 #[cold]
 #[inline(never)]
-fn panicked(told: Box<dyn Any + Send>) -> Option<bool> {
-    drop(told);
+fn panicked(payload: Box<dyn Any + Send>) -> Option<bool> {
+    drop(payload);
     None
 }
 
@@ -128,7 +129,7 @@ pub(crate) fn count(f: impl FnOnce() -> Result<usize>) -> isize {
     match catch_unwind(AssertUnwindSafe(f)) {
         Ok(Ok(n)) => n as isize,
         Ok(Err(e)) => -(e.fi_errno() as isize),
-        Err(_told) => PANICKED,
+        Err(_payload) => PANICKED,
     }
 }
 
@@ -140,7 +141,7 @@ pub(crate) fn or<T>(otherwise: T, f: impl FnOnce() -> Result<T>) -> T {
     }
 }
 
-/// A text of ours as C wants it, for ever. There is a handful of them.
+/// A static C string of `text`, never freed. There are only a few.
 pub(crate) fn intern(text: &str) -> *const c_char {
     static TEXTS: Mutex<Vec<CString>> = Mutex::new(Vec::new());
     let mut texts = TEXTS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -153,8 +154,8 @@ pub(crate) fn intern(text: &str) -> *const c_char {
     at
 }
 
-/// Copies `text` to the `len` bytes at `buf`, cut off if need be and always with its NUL, and
-/// returns `buf`, or the text itself if there is no room at all.
+/// Copies `text` to the `len` bytes at `buf`, truncated if necessary and always with its NUL, and
+/// returns `buf`, or a static string if there is no room.
 ///
 /// # Safety
 /// `buf` is NULL or has `len` writable bytes.
@@ -172,8 +173,8 @@ pub(crate) unsafe fn put_text(text: &str, buf: *mut c_char, len: usize) -> *cons
     buf
 }
 
-/// Hands out what an error entry has besides: to the program's own buffer, as much as it holds, or,
-/// if it has none, to `ours`, which stays until errors are read again.
+/// Copies the error data of an entry to the program's buffer, as much as fits, or, if it has none,
+/// to `ours`, which stays valid until the next read of an error.
 ///
 /// # Safety
 /// `*size` bytes are at `*to` unless one of the two is 0, and `data.len()` at `ours`.
@@ -196,7 +197,7 @@ pub(crate) unsafe fn put_err_data(
 /// The string at `text`, or `None` if it is NULL.
 ///
 /// # Errors
-/// [`Error::Invalid`]: it is not UTF-8, so it names nothing of ours.
+/// [`Error::Invalid`]: it is not UTF-8.
 ///
 /// # Safety
 /// `text` is NULL or a string with its NUL that stays as it is for `'a`.

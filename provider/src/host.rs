@@ -1,8 +1,8 @@
-//! The libfabric that loaded us: its parameters, its log and its version.
+//! The libfabric that loaded this provider: its parameters, its log and its version.
 //!
-//! We are not linked with it, so that one binary loads under every version. Its functions are
-//! looked up in the library that the process has mapped. Without it, parameters come from the
-//! environment and warnings are dropped.
+//! The provider is not linked with libfabric, so that one binary loads under every version.
+//! Functions are looked up in the library that the process has mapped. Without it, parameters come
+//! from the environment and warnings are dropped.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::io::Write;
@@ -88,7 +88,7 @@ pub(crate) fn version() -> Option<u32> {
     host().version.map(|version| unsafe { version() })
 }
 
-/// Tells libfabric our parameters, for `fi_info -e`.
+/// Defines the provider's parameters in libfabric, for `fi_info -e`.
 pub(crate) fn define_params(provider: *const Provider) {
     const FI_PARAM_STRING: c_int = 0;
     let Some(define) = host().define else { return };
@@ -108,16 +108,16 @@ pub(crate) fn define_params(provider: *const Provider) {
 /// port that goes with our name.
 ///
 /// # Errors
-/// [`BadSetting`], the first that was found.
+/// [`BadSetting`]: of the first invalid parameter.
 pub(crate) fn settings() -> Result<Settings, BadSetting> {
     let read = Settings::parse(variable)?;
     Ok(Settings { port: read.port.clone().or_else(known_as::usual_port), ..read })
 }
 
-/// The name that is set for us, whatever else is set.
+/// The provider name of the settings, even if others are invalid.
 ///
 /// # Errors
-/// [`BadSetting`]: it is none of ours.
+/// [`BadSetting`]: the name is not supported.
 pub(crate) fn name_set() -> Result<KnownAs, BadSetting> {
     let name = |name: &str| variable(name).filter(|_| name == "BAREWIRE_AS");
     Settings::parse(name).map(|s| s.known_as)
@@ -128,39 +128,39 @@ fn variable(name: &str) -> Option<String> {
     var(&format!("FI_{name}")).or_else(|| var(name))
 }
 
-/// A bad setting in a line, which begins with the variable that was read.
+/// The line of a bad setting, which begins with the variable that was read.
 pub(crate) fn line_of(e: &BadSetting) -> String {
     let is_fi = std::env::var_os(format!("FI_{}", e.name)).is_some();
     format!("{}{e}", if is_fi { "FI_" } else { "" })
 }
 
-/// As [`settings`], with the reason in the log if there are none.
+/// As [`settings`]; logs the error.
 ///
 /// # Errors
-/// [`barewire::Error::Invalid`]: a parameter means nothing.
+/// [`barewire::Error::Invalid`]: a parameter has an invalid value.
 pub(crate) fn settings_or_warn() -> barewire::Result<Settings> {
     settings().map_err(|e| {
-        warn_aloud(&line_of(&e));
+        warn_on_stderr(&line_of(&e));
         barewire::Error::Invalid("environment")
     })
 }
 
-/// Writes a line to libfabric's log at level `warn`. Where libfabric shows no warnings, which is
-/// its default, the first such line of the process goes to stderr: somebody has set a variable of
-/// ours, and would only see that there is no such provider.
-pub(crate) fn warn_aloud(line: &str) {
+/// Writes a line to libfabric's log at level `warn`. If libfabric shows no warnings, which is its
+/// default, the first such line of the process goes to stderr: the user has set a variable of this
+/// provider, and would otherwise only see that the provider is missing.
+pub(crate) fn warn_on_stderr(line: &str) {
     static ONCE: Once = Once::new();
     if logs(FI_LOG_WARN) {
         return log(FI_LOG_WARN, line);
     }
-    // In one piece: ranks of a job share a stderr. Without one there is nobody to tell.
+    // In one write: ranks of a job share stderr. Errors are ignored.
     let line = format!("barewire: {line}\n");
     ONCE.call_once(|| drop(std::io::stderr().write_all(line.as_bytes())));
 }
 
 const FI_LOG_WARN: c_int = 0;
 
-/// The part of libfabric's log that is ours.
+/// The subsystem of the provider's lines in libfabric's log.
 const FI_LOG_CORE: c_int = 0;
 
 /// Whether libfabric shows lines of a level (`enum fi_log_level`).

@@ -1,4 +1,4 @@
-//! `fi_getinfo`: hints of C to ours, and our answers to C.
+//! `fi_getinfo`: converts hints from C and answers to C.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::net::IpAddr;
@@ -14,18 +14,18 @@ use barewire::{
 };
 
 use crate::abi::*;
-use crate::addr::{self, Form, Meaning};
+use crate::addr::{self, Form, ParsedAddr};
 use crate::mem::{copy, copy_text, free, zeroed};
 use crate::{guard, host, known_as, log, nic};
 
-/// Flags of `fi_getinfo` that mean something here; others are the library's own.
+/// Flags of `fi_getinfo` for providers; others are the library's own.
 const FLAGS: u64 = FI_PROV_ATTR_ONLY | FI_SOURCE | FI_NUMERICHOST;
 
-/// libfabric's own mark of a question by one of its layers, which would sit down on our datagrams
-/// and offer what we offer ourselves.
+/// libfabric's internal flag of a call by one of its utility layers, which would layer itself over
+/// this provider and offer the same capabilities.
 const LAYERED: u64 = 1 << 59;
 
-/// What a transmit context can have, and what a receive context can.
+/// Capabilities of a transmit context, and of a receive context.
 pub(crate) const TX_CAPS: Caps = Caps::MSG
     .union(Caps::TAGGED)
     .union(Caps::RMA)
@@ -69,11 +69,11 @@ pub(crate) unsafe extern "C" fn getinfo(
         let (node, service, hints) =
             unsafe { (guard::text(node)?, guard::text(service)?, hints.as_ref()) };
         let settings = host::settings().map_err(|e| {
-            host::warn_aloud(&host::line_of(&e));
+            host::warn_on_stderr(&host::line_of(&e));
             Error::NoData
         })?;
         // SAFETY: as above.
-        if !unsafe { asked_for(hints, &settings) } {
+        if !unsafe { is_requested(hints, &settings) } {
             return Err(Error::NoData);
         }
         // SAFETY: as above.
@@ -82,20 +82,20 @@ pub(crate) unsafe extern "C" fn getinfo(
             return Err(Error::NoData);
         }
         log::start();
-        let ask = Ask { version, node, service, flags: flags & FLAGS, hints };
-        let list = answers(&ask, &settings)?;
+        let ask = GetinfoCall { version, node, service, flags: flags & FLAGS, hints };
+        let list = build_answers(&ask, &settings)?;
         // SAFETY: libfabric passes a place for the list.
         unsafe { *out = list };
         Ok(())
     })
 }
 
-/// Longest message of an `FI_EP_DGRAM`: what people know a datagram can hold. They set memory aside
-/// for the longest one.
+/// Longest message of an `FI_EP_DGRAM`: that of UDP, since programs allocate memory for the longest
+/// one.
 pub(crate) const DGRAM_MAX: usize = 64 << 10;
 
-/// What was asked.
-struct Ask<'a> {
+/// The arguments of a `fi_getinfo` call.
+struct GetinfoCall<'a> {
     version: u32,
     node: Option<&'a str>,
     service: Option<&'a str>,
@@ -103,33 +103,33 @@ struct Ask<'a> {
     hints: Option<&'a FiInfo>,
 }
 
-/// Whether somebody asked for us, by name or by a setting: no program shall change its ways because
-/// our library lies in a directory.
+/// Whether this provider was requested by name or by a setting: a program must not change its
+/// behaviour because the library is installed.
 ///
 /// # Safety
 /// The hints are whole.
-unsafe fn asked_for(hints: Option<&FiInfo>, settings: &Settings) -> bool {
+unsafe fn is_requested(hints: Option<&FiInfo>, settings: &Settings) -> bool {
     // SAFETY: the caller's promise: the attributes are there or NULL, and so is the name.
     let name = unsafe {
         let attr = hints.and_then(|h| h.fabric_attr.as_ref());
         attr.and_then(|a| guard::text(a.prov_name).ok().flatten())
     };
     let named = name.map(known_as::is_among);
-    if known_as::by_ip() {
+    if known_as::uses_ip_addresses() {
         return named.unwrap_or(true);
     }
     let set = || std::env::var("FI_PROVIDER").is_ok_and(|list| known_as::is_among(&list));
     settings.port.is_some() || named == Some(true) || set()
 }
 
-fn answers(ask: &Ask<'_>, settings: &Settings) -> Result<*mut FiInfo> {
+fn build_answers(ask: &GetinfoCall<'_>, settings: &Settings) -> Result<*mut FiInfo> {
     let names = |port: Option<&str>| names_on(port, settings);
-    let Read { info: mut ours, form, dest, interface } = match ask.hints {
+    let ParsedInfo { info: mut ours, form, dest, interface } = match ask.hints {
         // SAFETY: libfabric's hints are whole.
         Some(hints) => unsafe { hints_of(hints, ask, names)? },
         None => {
             let form = Form::usual(names(None), ask.node);
-            Read { info: Info::default(), form, dest: None, interface: None }
+            ParsedInfo { info: Info::default(), form, dest: None, interface: None }
         }
     };
     let named = port_or_default(ours.domain_attr.name.as_deref(), settings).to_owned();
@@ -158,7 +158,7 @@ fn answers(ask: &Ask<'_>, settings: &Settings) -> Result<*mut FiInfo> {
     if let Some(port) = barewire::info::port_named(settings, &ours)
         && let Err(why) = barewire::check_port(&port)
     {
-        host::warn_aloud(&why.to_string());
+        host::warn_on_stderr(&why.to_string());
     }
     let found = barewire::getinfo_with(settings, version, None, None, flags, hinted)?;
     let mut list = std::ptr::null_mut();
@@ -179,7 +179,7 @@ fn answers(ask: &Ask<'_>, settings: &Settings) -> Result<*mut FiInfo> {
     Ok(list)
 }
 
-/// What host and service mean on a port, or on the one that is used if none is named.
+/// How a port resolves host and service; of the default port if none is named.
 pub(crate) fn names_on(port: Option<&str>, settings: &Settings) -> Names {
     Names::of(port_or_default(port, settings))
 }
@@ -199,15 +199,15 @@ fn trim(info: &mut Info, asked: Caps) {
     info.rx_attr.caps = info.rx_attr.caps & info.caps & RX_CAPS;
 }
 
-/// Hints of C as ours, and the form of addresses that they speak.
+/// Converts hints from C, with their address format.
 ///
 /// # Safety
 /// The structures of `c` are there or NULL, and whole as of the version.
 unsafe fn hints_of(
     c: &FiInfo,
-    ask: &Ask<'_>,
+    ask: &GetinfoCall<'_>,
     names: impl FnOnce(Option<&str>) -> Names,
-) -> Result<Read> {
+) -> Result<ParsedInfo> {
     // SAFETY: the caller's promise.
     let mut read = unsafe { read_named(c, ask, names)? };
     let info = &mut read.info;
@@ -221,10 +221,10 @@ unsafe fn hints_of(
     Ok(read)
 }
 
-/// A structure of C as ours.
-pub(crate) struct Read {
+/// A converted `fi_info`.
+pub(crate) struct ParsedInfo {
     pub(crate) info: Info,
-    /// The form of its addresses.
+    /// Its address format.
     pub(crate) form: Form,
     /// Its destination, if it needs a query. That is made when the destination is inserted or
     /// connected to.
@@ -245,8 +245,8 @@ pub(crate) unsafe fn read(
     c: &FiInfo,
     api: u32,
     names: impl FnOnce(Option<&str>) -> Names,
-) -> Result<Read> {
-    let ask = Ask { version: api, node: None, service: None, flags: 0, hints: Some(c) };
+) -> Result<ParsedInfo> {
+    let ask = GetinfoCall { version: api, node: None, service: None, flags: 0, hints: Some(c) };
     const BEYOND: Error = Error::Invalid("info: beyond what is offered");
     // SAFETY: the caller's promise.
     let read = unsafe { read_named(c, &ask, names) };
@@ -265,9 +265,9 @@ pub(crate) unsafe fn read(
 /// As of [`read`].
 unsafe fn read_named(
     c: &FiInfo,
-    ask: &Ask<'_>,
+    ask: &GetinfoCall<'_>,
     names: impl FnOnce(Option<&str>) -> Names,
-) -> Result<Read> {
+) -> Result<ParsedInfo> {
     let mut info = Info {
         caps: Caps::from_bits_retain(c.caps),
         mode: Mode::from_bits_truncate(c.mode),
@@ -307,7 +307,7 @@ unsafe fn read_named(
         Some(node) => node.parse().ok().and_then(interface_at),
         None => src.and_then(addr::interface_of),
     };
-    let interface = info.domain_attr.name.take().or(own.filter(|_| known_as::by_ip()));
+    let interface = info.domain_attr.name.take().or(own.filter(|_| known_as::uses_ip_addresses()));
     info.domain_attr.name = interface.as_deref().map(known_as::port_of);
     let names = names(info.domain_attr.name.as_deref());
     let form = match c.addr_format {
@@ -318,17 +318,17 @@ unsafe fn read_named(
     let form_of = |bytes: &[u8]| form.or_else(|| Form::guess(bytes, names)).ok_or(Error::NoData);
     let meant = |bytes| form_of(bytes)?.read(bytes).map_err(|_| Error::NoData);
     let dest = match dest.map(meant).transpose()? {
-        Some(Meaning::Addr(addr)) => {
+        Some(ParsedAddr::Addr(addr)) => {
             info.dest_addr = Some(addr.to_bytes().to_vec());
             None
         }
-        Some(Meaning::Host(ip, service)) => Some((ip, service)),
+        Some(ParsedAddr::Host(ip, service)) => Some((ip, service)),
         None => None,
     };
     let src = src.map(|bytes| form_of(bytes)?.read_own(bytes)).transpose()?;
     info.src_addr = src.flatten().map(Vec::from);
     let form = form.unwrap_or_else(|| Form::usual(names, ask.node));
-    Ok(Read { info, form, dest, interface })
+    Ok(ParsedInfo { info, form, dest, interface })
 }
 
 /// # Safety
@@ -376,7 +376,7 @@ unsafe fn read_ep(c: &EpAttr) -> Result<EndpointAttr> {
     let ep_type = match c.r#type {
         0 => EpType::Unspec,
         FI_EP_MSG => EpType::Msg,
-        // A datagram may get lost and change places with others; ours do not.
+        // Datagrams may be lost and reordered; messages of this provider are not.
         FI_EP_DGRAM | FI_EP_RDM => EpType::Rdm,
         _ => return Err(Error::NoData),
     };
@@ -409,13 +409,13 @@ pub(crate) unsafe fn key_of(at: *const u8, len: usize) -> AuthKey {
     AuthKey::new(unsafe { std::slice::from_raw_parts(at, len.min(4096)) })
 }
 
-/// Refuses who wants more contexts than there are.
+/// Refuses more contexts than are supported.
 fn check_contexts(c: &DomainAttr) -> Result<()> {
     let counts = [c.tx_ctx_cnt, c.rx_ctx_cnt, c.max_ep_stx_ctx, c.max_ep_srx_ctx];
     if counts.into_iter().all(|count| count <= EP_COUNT) { Ok(()) } else { Err(Error::NoData) }
 }
 
-/// Refuses who wants more keys for an endpoint than there are.
+/// Refuses more keys per endpoint than are supported.
 ///
 /// # Safety
 /// The structure is there, and is that of 1.20 if `api` is.
@@ -498,8 +498,13 @@ unsafe fn read_domain(c: &DomainAttr, api: u32) -> Result<OurDomain> {
     })
 }
 
-/// An answer in C's memory; `None` if there is none left.
-fn to_c(info: &Info, form: Form, interface: Option<&str>, ask: &Ask<'_>) -> Option<*mut FiInfo> {
+/// Converts an answer to C's memory; `None` if there is no memory left.
+fn to_c(
+    info: &Info,
+    form: Form,
+    interface: Option<&str>,
+    ask: &GetinfoCall<'_>,
+) -> Option<*mut FiInfo> {
     let c = zeroed::<FiInfo>();
     if c.is_null() {
         return None;
@@ -522,7 +527,7 @@ fn to_c(info: &Info, form: Form, interface: Option<&str>, ask: &Ask<'_>) -> Opti
     out.mode = if offered == u64::MAX { 0 } else { offered & FI_MSG_PREFIX };
     out.addr_format = match form {
         Form::Native => addr::FORMAT_NATIVE,
-        // That of the hints: FI_SOCKADDR stays FI_SOCKADDR.
+        // The format of the hints: FI_SOCKADDR stays FI_SOCKADDR.
         Form::SockaddrIn(_) => match ask.hints {
             Some(hints) if hints.addr_format != FI_FORMAT_UNSPEC => hints.addr_format,
             _ => FI_SOCKADDR_IN,
@@ -557,18 +562,18 @@ fn to_c(info: &Info, form: Form, interface: Option<&str>, ask: &Ask<'_>) -> Opti
     Some(c)
 }
 
-/// What something of ours was opened with, in C's memory, as the library would complete it.
+/// The `fi_info` of an open object, in C's memory, as the library would complete it.
 ///
 /// # Errors
 /// [`Error::NoMem`].
 pub(crate) fn whole(info: &Info, form: Form, version: u32) -> Result<*mut FiInfo> {
-    let ask = Ask { version, node: None, service: None, flags: 0, hints: None };
+    let ask = GetinfoCall { version, node: None, service: None, flags: 0, hints: None };
     let c = to_c(info, form, None, &ask).ok_or(Error::NoMem)?;
     // SAFETY: a fresh structure of ours, with a fabric's attributes.
     unsafe {
         let fabric = &mut *(*c).fabric_attr;
         free(fabric.prov_name);
-        fabric.prov_name = copy_text(Some(known_as::whole()));
+        fabric.prov_name = copy_text(Some(known_as::full_name()));
     }
     Ok(c)
 }
@@ -601,7 +606,7 @@ pub(crate) unsafe fn wants(hints: Option<&FiInfo>, ep_type: u32) -> bool {
     attr.is_some_and(|ep| ep.r#type == ep_type)
 }
 
-fn write_ep(c: &mut EpAttr, info: &Info, ask: &Ask<'_>) {
+fn write_ep(c: &mut EpAttr, info: &Info, ask: &GetinfoCall<'_>) {
     let ep = &info.ep_attr;
     c.r#type = match ep.ep_type {
         EpType::Msg => FI_EP_MSG,
@@ -631,7 +636,7 @@ fn write_ep(c: &mut EpAttr, info: &Info, ask: &Ask<'_>) {
     (c.tx_ctx_cnt, c.rx_ctx_cnt) = (ep.tx_ctx_cnt, ep.rx_ctx_cnt);
 }
 
-fn write_domain(c: &mut DomainAttr, domain: &OurDomain, ask: &Ask<'_>) {
+fn write_domain(c: &mut DomainAttr, domain: &OurDomain, ask: &GetinfoCall<'_>) {
     // SAFETY: libfabric's hints are whole.
     let hint = ask.hints.and_then(|h| unsafe { h.domain_attr.as_ref() });
     let progress = |p: Progress| match p {
@@ -694,14 +699,14 @@ fn write_domain(c: &mut DomainAttr, domain: &OurDomain, ask: &Ask<'_>) {
 fn write_fabric(c: &mut FabricAttr, fabric: &OurFabric, version: u32) {
     c.name = copy_text(fabric.name.as_deref());
     // The name of the provider is libfabric's to fill in; it goes behind that of a lower one.
-    c.prov_name = copy_text(known_as::lower());
+    c.prov_name = copy_text(known_as::lower_name());
     (c.prov_version, c.api_version) = (fabric.prov_version, version);
 }
 
-/// Frees a list that libfabric has not got yet.
+/// Frees a list that was not returned to libfabric.
 ///
 /// # Safety
-/// It is ours, made by [`to_c`].
+/// The list was made by [`to_c`].
 pub(crate) unsafe fn free_list(mut list: *mut FiInfo) {
     while !list.is_null() {
         // SAFETY: the structure and what it names are ours, and each is freed once.

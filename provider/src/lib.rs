@@ -1,9 +1,8 @@
 //! libfabric provider of barewire: `libbarewire_fi.so`, which libfabric 1.17 and 2.x load.
 //!
-//! It translates and decides nothing: tables of functions in C's calling convention in front of
-//! [`barewire::raw`]. What is refused and why is decided below. Nothing here is linked with
-//! libfabric, one symbol is exported, no panic crosses, and until a domain is opened nothing is
-//! claimed and nothing runs.
+//! It only translates: tables of functions in C's calling convention over [`barewire::raw`], which
+//! decides what is refused. It is not linked with libfabric, exports one symbol, lets no panic
+//! cross to C, and takes no resources and starts no thread until a domain is opened.
 
 mod abi;
 mod addr;
@@ -57,27 +56,28 @@ static PROVIDER: Shared = Shared(UnsafeCell::new(Provider {
     cleanup,
 }));
 
-/// Our record, as libfabric names it.
+/// The provider's record.
 pub(crate) fn provider() -> *mut Provider {
     PROVIDER.0.get()
 }
 
-/// What libfabric looks for in a library of its directories.
+/// The entry point of a provider library.
 ///
-/// It is called in every process that uses libfabric, whichever provider that wants, and under a
-/// lock of libfabric's: so it fills in a record and tells the names of our parameters, no more.
+/// libfabric calls it in every process, whichever provider the process uses, under its own lock. So
+/// it only fills in a record and defines the parameters.
 #[unsafe(no_mangle)]
 pub extern "C" fn fi_prov_ini() -> *mut std::ffi::c_void {
     static ONCE: Once = Once::new();
     let told = std::panic::catch_unwind(|| {
         ONCE.call_once(|| {
-            // An application asks for the newest interface of its library, and libfabric leaves
-            // out a provider that knows only older ones.
+            // An application requests the newest interface version of its library, and libfabric
+            // skips a provider that supports only older ones.
             let newest = host::version().unwrap_or(0).max(barewire::API_VERSION);
             // SAFETY: once, before anybody else knows the record.
             let record = unsafe { &mut *provider() };
             record.fi_version = newest;
-            // The names of our parameters begin with the name that the record has by then.
+            // The names of the parameters begin with the name in the record, so they are defined
+            // afterwards.
             host::define_params(record);
             let (name, version) = known_as::record();
             (record.name, record.version) = (name.as_ptr(), version);
@@ -88,5 +88,5 @@ pub extern "C" fn fi_prov_ini() -> *mut std::ffi::c_void {
     provider().cast()
 }
 
-/// Objects end when they are closed; what a process leaves open ends with it.
+/// Does nothing: objects are freed when they are closed, or with the process.
 unsafe extern "C" fn cleanup() {}

@@ -9,15 +9,14 @@ use tracing::{Event, Level, Metadata, Subscriber};
 
 use crate::host;
 
-/// Begins to pass on what is logged. Whoever asks what there is calls it first: before that nothing
-/// runs that could log.
+/// Starts to pass on log lines. `fi_getinfo` calls it first: nothing logs before.
 pub(crate) fn start() {
     static ONCE: Once = Once::new();
-    // The subscriber is that of this library alone: a program that uses the crate has its own.
-    ONCE.call_once(|| drop(tracing::subscriber::set_global_default(ToHost)));
+    // The subscriber is that of this library alone: a program with the Rust crate has its own.
+    ONCE.call_once(|| drop(tracing::subscriber::set_global_default(HostLog)));
 }
 
-struct ToHost;
+struct HostLog;
 
 /// libfabric's `enum fi_log_level`.
 fn level_of(metadata: &Metadata<'_>) -> i32 {
@@ -28,7 +27,7 @@ fn level_of(metadata: &Metadata<'_>) -> i32 {
     }
 }
 
-impl Subscriber for ToHost {
+impl Subscriber for HostLog {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         metadata.is_event() && host::logs(level_of(metadata))
     }
@@ -58,7 +57,7 @@ struct Line(String);
 impl Visit for Line {
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
         let gap = if self.0.is_empty() { "" } else { " " };
-        // To a string it cannot fail.
+        // Writing to a string cannot fail.
         let _ = match field.name() {
             "message" => write!(self.0, "{gap}{value:?}"),
             name => write!(self.0, "{gap}{name}={value:?}"),
@@ -72,9 +71,9 @@ mod tests {
 
     #[test]
     fn an_event_is_one_line() {
-        struct Keep(std::sync::Arc<std::sync::Mutex<String>>);
+        struct LogCapture(std::sync::Arc<std::sync::Mutex<String>>);
 
-        impl Subscriber for Keep {
+        impl Subscriber for LogCapture {
             fn enabled(&self, _: &Metadata<'_>) -> bool {
                 true
             }
@@ -99,7 +98,7 @@ mod tests {
         }
 
         let kept = std::sync::Arc::default();
-        let keep = Keep(std::sync::Arc::clone(&kept));
+        let keep = LogCapture(std::sync::Arc::clone(&kept));
         tracing::subscriber::with_default(keep, || {
             tracing::warn!(port = "shm", n = 3, "port is {}", "gone");
         });

@@ -16,7 +16,7 @@ use crate::msg::{list, one};
 use crate::object::{Object, class_of, fid};
 use crate::sep::SepObject;
 
-/// What stands behind a `struct fid_mr`.
+/// The object of a `struct fid_mr`.
 pub(crate) struct Region {
     mr: Box<RawMr>,
     base: u64,
@@ -26,24 +26,24 @@ pub(crate) type MrObject = Object<FidMr, Region>;
 
 static FID: FiOps = FiOps { close, bind, control, ..FiOps::STUB };
 
-/// The table, which stands in a `struct fid_domain`.
+/// The function table in a `struct fid_domain`.
 pub(crate) static OPS: OpsMr = OpsMr { reg, regv, regattr, ..OpsMr::STUB };
 
-/// What the three calls have in common.
-struct Ask<'a> {
+/// The common arguments of the three registration calls.
+struct MrCall<'a> {
     iov: &'a [IoVec],
     access: u64,
     offset: u64,
     key: u64,
     flags: u64,
     context: *mut c_void,
-    /// The region that it is to be a part of.
+    /// The base region, of which it becomes a part.
     of: Option<&'a Region>,
 }
 
 /// # Safety
 /// `domain` is a domain; the memory stays registered as fi_mr(3) says; `out` can be written.
-unsafe fn register(domain: *mut Fid, ask: Ask<'_>, out: *mut *mut FidMr) -> Result<()> {
+unsafe fn register(domain: *mut Fid, ask: MrCall<'_>, out: *mut *mut FidMr) -> Result<()> {
     // SAFETY: the caller's promise.
     let domain = unsafe { DomainObject::of(domain.cast())? };
     if ask.offset != 0 {
@@ -53,7 +53,7 @@ unsafe fn register(domain: *mut Fid, ask: Ask<'_>, out: *mut *mut FidMr) -> Resu
         access: Access::from_bits(ask.access).ok_or(Error::Invalid("access"))?,
         requested_key: Some(ask.key),
         context: number(ask.context),
-        // Says that a counter will be bound, which a region here may have in any case.
+        // Announces that a counter will be bound, which is always possible.
         flags: ask.flags & !(FI_RMA_EVENT | FI_MR_SINGLE_USE),
         single_use: ask.flags & FI_MR_SINGLE_USE != 0,
         ..OurAttr::default()
@@ -67,7 +67,7 @@ unsafe fn register(domain: *mut Fid, ask: Ask<'_>, out: *mut *mut FidMr) -> Resu
     };
     let base = ask.iov.first().map_or(0, |piece| piece.base.addr() as u64);
     let fid = fid(FI_CLASS_MR, ask.context, &FID);
-    // Data calls need no descriptor, but a program may take NULL for a failure.
+    // Data calls need no descriptor, but a program may take NULL for an error.
     let abi = FidMr { fid, mem_desc: std::ptr::null_mut(), key: mr.key() };
     let mr = Box::new(mr);
     // SAFETY: the caller's promise.
@@ -88,7 +88,7 @@ unsafe extern "C" fn reg(
     out: *mut *mut FidMr,
     context: *mut c_void,
 ) -> c_int {
-    let ask = Ask { iov: &one(buf, len), access, offset, key, flags, context, of: None };
+    let ask = MrCall { iov: &one(buf, len), access, offset, key, flags, context, of: None };
     // SAFETY: the table belongs to domains; the memory is lent as fi_mr(3) says.
     guard::int(|| unsafe { register(domain, ask, out) })
 }
@@ -108,7 +108,7 @@ unsafe extern "C" fn regv(
         // SAFETY: as above, and there are `count` pieces.
         unsafe {
             let iov = list(iov, count)?;
-            let ask = Ask { iov, access, offset, key, flags, context, of: None };
+            let ask = MrCall { iov, access, offset, key, flags, context, of: None };
             register(domain, ask, out)
         }
     })
@@ -131,7 +131,7 @@ unsafe extern "C" fn regattr(
                 false => None,
             };
             let flags = flags & !FI_AUTH_KEY;
-            let ask = Ask {
+            let ask = MrCall {
                 iov: list(a.mr_iov, a.iov_count)?,
                 access: a.access,
                 offset: a.offset,
@@ -145,7 +145,7 @@ unsafe extern "C" fn regattr(
     })
 }
 
-/// The region that a sub-region is to be a part of.
+/// The base region of a sub-region.
 ///
 /// # Safety
 /// It is a region that is not closed meanwhile, or NULL.
@@ -162,8 +162,8 @@ unsafe fn base_of<'a>(at: *const FidMr) -> Result<Option<&'a Region>> {
     }
 }
 
-/// Refuses a region with a key that is not the domain's. Where keys are those of address vectors
-/// the region names one of these: it is of all keys of the domain.
+/// Refuses a region with a key that is not the domain's. With keys of address vectors the region
+/// names an address vector, and all keys of the domain give access.
 ///
 /// # Errors
 /// [`Error::Invalid`]: another key, or no address vector. [`Error::OpNotSupp`]: for one key alone.
@@ -244,7 +244,7 @@ unsafe extern "C" fn control(at: *mut Fid, command: c_int, arg: *mut c_void) -> 
     })
 }
 
-/// `fi_mr_raw_attr`: our keys are 8 bytes.
+/// `fi_mr_raw_attr`: raw keys have 8 bytes.
 ///
 /// # Safety
 /// `attr` is what the command takes.

@@ -6,7 +6,7 @@ use barewire::{Error, Result};
 use crate::abi::*;
 use crate::ep::number;
 
-/// A list of C as ours.
+/// Converts a list from C.
 ///
 /// # Safety
 /// `count` pieces are at `at`, for as long as the result is used.
@@ -39,7 +39,7 @@ pub(crate) unsafe fn given<'a, T>(msg: *const T) -> Result<&'a T> {
     unsafe { msg.as_ref() }.ok_or(Error::Invalid("msg: NULL"))
 }
 
-/// The first two of `tags` are the tag and what of it to ignore.
+/// The first two of `tags` are the tag and the bits of it to ignore.
 #[inline]
 fn get<const N: usize>(
     kind: MsgKind,
@@ -93,8 +93,8 @@ macro_rules! messages {
             ..$ops::STUB
         };
 
-        /// What nearly every receive is stands alone, and all others are a call that is the last
-        /// thing to do, so that nothing has to be kept over it. So it is with [`send`].
+        /// The common receive is inlined. All other cases are tail calls, so that this path saves
+        /// no registers; [`send`] likewise.
         unsafe extern "C" fn recv(
             at: *mut FidEp,
             buf: P,
@@ -108,7 +108,7 @@ macro_rules! messages {
             let posted = at_once(|| unsafe {
                 let iov = one(buf, len);
                 let recv = get(KIND, &iov, src, [$($tag, $ignore,)? 0, 0], context);
-                EpObject::of_table(at).ep.recv_at_once(recv)
+                EpObject::of_table(at).ep.try_recv_fast(recv)
             });
             match posted {
                 Some(true) => 0,
@@ -133,7 +133,7 @@ macro_rules! messages {
             let sent = at_once(|| unsafe {
                 let iov = one(buf, len);
                 let send = put(KIND, &iov, 0, dest, [$($tag,)? 0], context);
-                EpObject::of_table(at).ep.send_at_once(send)
+                EpObject::of_table(at).ep.try_send_fast(send)
             });
             match sent {
                 Some(true) => 0,

@@ -7,8 +7,8 @@ use crate::mem::{copy_text, free, zeroed};
 
 static OPS: FiOps = FiOps { close, control, ..FiOps::STUB };
 
-/// A description of the device under the port `name`, or NULL if there is no memory for one. What
-/// is not known is NULL or 0, as fi_nic(3) has it.
+/// The `fid_nic` of the device of port `name`, or NULL without memory. Unknown properties are NULL
+/// or 0 (fi_nic(3)).
 pub(crate) fn describe(name: &str) -> *mut FidNic {
     let is = barewire::port_device(name);
     let nic = fresh();
@@ -22,7 +22,7 @@ pub(crate) fn describe(name: &str) -> *mut FidNic {
     // SAFETY: the four structures are there, and nobody else has them yet.
     let (device, bus, link) =
         unsafe { (&mut *(*nic).device_attr, &mut *(*nic).bus_attr, &mut *(*nic).link_attr) };
-    // A port that is none, of which the domain is to tell.
+    // An invalid port name is reported by the domain.
     device.name = text(Some(if is.name.is_empty() { name } else { &is.name }));
     device.vendor_id = text(number(0).as_deref());
     device.device_id = text(number(1).as_deref());
@@ -47,7 +47,7 @@ pub(crate) fn describe(name: &str) -> *mut FidNic {
     nic
 }
 
-/// A description of nothing, or NULL if there is no memory for one.
+/// An empty `fid_nic`, or NULL without memory.
 fn fresh() -> *mut FidNic {
     let nic = zeroed::<FidNic>();
     let (device, bus, link) = (zeroed::<DeviceAttr>(), zeroed::<BusAttr>(), zeroed::<LinkAttr>());
@@ -68,7 +68,7 @@ fn fresh() -> *mut FidNic {
     nic
 }
 
-/// A description with the same in it, or NULL if there is no memory for one.
+/// A copy of a `fid_nic`, or NULL without memory.
 ///
 /// # Safety
 /// `from` came from [`describe`] or from here.
@@ -100,10 +100,10 @@ unsafe fn duplicate(from: *const FidNic) -> *mut FidNic {
     nic
 }
 
-/// Frees a description; NULL is nothing.
+/// Frees a `fid_nic`; ignores NULL.
 ///
 /// # Safety
-/// `nic` came from [`describe`] or is NULL, and goes out of use.
+/// `nic` came from [`describe`] or is NULL, and is not used afterwards.
 pub(crate) unsafe fn destroy(nic: *mut FidNic) {
     if nic.is_null() {
         return;

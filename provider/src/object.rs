@@ -1,8 +1,7 @@
-//! The objects that C holds: a libfabric structure with an object of ours behind it.
+//! The objects that C holds: a libfabric structure followed by its Rust object.
 //!
 //! C programs close objects by hand and sometimes twice. A closed object keeps its memory for a
-//! while, refuses every call with `FI_EBADF`, and is freed when many others have been closed after
-//! it.
+//! while, refuses every call with `FI_EBADF`, and is freed after many others have been closed.
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
@@ -13,12 +12,12 @@ use barewire::{Error, Result};
 
 use crate::abi::*;
 
-/// A structure of libfabric's that begins with a `struct fid`.
+/// A structure of libfabric that begins with a `struct fid`.
 ///
 /// # Safety
-/// It does, and it is `repr(C)`.
+/// The type is `repr(C)` and begins with a `struct fid`.
 pub(crate) unsafe trait Abi: Copy + 'static {
-    /// Puts tables in it of which every function refuses with `FI_EBADF`.
+    /// Replaces its tables by tables whose functions refuse with `FI_EBADF`.
     fn shut(&mut self);
 }
 
@@ -64,7 +63,7 @@ unsafe impl Abi for Fid {
     }
 }
 
-/// What stands behind a pointer of C.
+/// An object behind a pointer of C.
 #[repr(C)]
 pub(crate) struct Object<A, T> {
     /// C reads it at any time and may change the context.
@@ -74,7 +73,7 @@ pub(crate) struct Object<A, T> {
 }
 
 impl<A: Abi, T: 'static> Object<A, T> {
-    /// Puts `inner` behind `abi` and stores the pointer for C in `to`.
+    /// Makes an object of `abi` and `inner` and stores its pointer for C in `to`.
     ///
     /// # Safety
     /// `to` can be written.
@@ -86,10 +85,10 @@ impl<A: Abi, T: 'static> Object<A, T> {
         at
     }
 
-    /// What is behind a pointer that C hands in.
+    /// The Rust object behind a pointer of C.
     ///
     /// # Errors
-    /// [`Error::BadFd`]: it was closed.
+    /// [`Error::BadFd`]: the object was closed.
     ///
     /// # Safety
     /// `at` came from [`open`](Self::open) of the same types, its memory was not freed since, and
@@ -102,8 +101,8 @@ impl<A: Abi, T: 'static> Object<A, T> {
         unsafe { (*(*object).inner.get()).as_ref() }.ok_or(Error::BadFd)
     }
 
-    /// What is behind a pointer that C hands in to a function of the object's own tables, which is
-    /// then not closed: closing leaves other tables there ([`Abi::shut`]).
+    /// The Rust object behind a pointer that C passes to a function of the object's own tables. The
+    /// object is then not closed: closing replaces the tables ([`Abi::shut`]).
     ///
     /// # Safety
     /// As [`of`](Self::of), and the function was reached through a table that `abi` had.
@@ -114,7 +113,7 @@ impl<A: Abi, T: 'static> Object<A, T> {
         unsafe { (*(*at.cast::<Self>()).inner.get()).as_ref().unwrap_unchecked() }
     }
 
-    /// Ends the object with `end`, or leaves it open if that gives it back.
+    /// Closes the object by `end`, or leaves it open if `end` gives it back.
     ///
     /// # Safety
     /// As [`of`](Self::of); nobody else uses the object now.
@@ -134,7 +133,7 @@ impl<A: Abi, T: 'static> Object<A, T> {
             Ok(()) => {
                 // SAFETY: nobody else uses it now, and C's view of it is no reference.
                 unsafe { (&mut *(*object).abi.get()).shut() };
-                bury(Dead { at: object.cast(), free: Self::free });
+                defer_free(ClosedMemory { at: object.cast(), free: Self::free });
                 Ok(())
             }
         }
@@ -148,13 +147,13 @@ impl<A: Abi, T: 'static> Object<A, T> {
     }
 }
 
-/// The class that an object says it is of.
+/// The class of an object.
 ///
 /// # Errors
 /// [`Error::Invalid`] for NULL.
 ///
 /// # Safety
-/// `fid` is NULL or an object of libfabric's.
+/// `fid` is NULL or an object of libfabric.
 pub(crate) unsafe fn class_of(fid: *const Fid) -> Result<usize> {
     if fid.is_null() {
         return Err(Error::Invalid("fid: NULL"));
@@ -169,19 +168,19 @@ pub(crate) fn fid(fclass: usize, context: *mut c_void, ops: &'static FiOps) -> F
 }
 
 /// The memory of a closed object.
-struct Dead {
+struct ClosedMemory {
     at: *mut c_void,
     free: unsafe fn(*mut c_void),
 }
 
 // SAFETY: the memory belongs to whoever has the record.
-unsafe impl Send for Dead {}
+unsafe impl Send for ClosedMemory {}
 
 /// Closed objects that keep their memory.
 const KEPT: usize = 1024;
 
-fn bury(dead: Dead) {
-    static MORGUE: Mutex<VecDeque<Dead>> = Mutex::new(VecDeque::new());
+fn defer_free(dead: ClosedMemory) {
+    static MORGUE: Mutex<VecDeque<ClosedMemory>> = Mutex::new(VecDeque::new());
     let mut kept = MORGUE.lock().unwrap_or_else(PoisonError::into_inner);
     kept.push_back(dead);
     if kept.len() > KEPT

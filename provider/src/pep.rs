@@ -7,7 +7,7 @@ use barewire::cm::CM_DATA_SIZE;
 use barewire::{ConnRequest, EpAddr, Error, PassiveEndpoint, Result, opt};
 
 use crate::abi::*;
-use crate::addr::{Form, Meaning};
+use crate::addr::{Form, ParsedAddr};
 use crate::av::put;
 use crate::ep::{Endpoint, EpObject};
 use crate::eq::{BoundEqs, EqObject};
@@ -15,10 +15,10 @@ use crate::fabric::FabricObject;
 use crate::object::{Object, class_of, fid};
 use crate::{guard, host, info, log};
 
-/// What stands behind a `struct fid_pep`.
+/// The object of a `struct fid_pep`.
 pub(crate) struct Passive {
     pep: PassiveEndpoint,
-    /// What it was opened with, which requests are told with.
+    /// The attributes that it was opened with, which its requests repeat.
     info: Box<barewire::Info>,
     form: Form,
     api_version: u32,
@@ -53,7 +53,7 @@ pub(crate) unsafe extern "C" fn open(
         log::start();
         let mut settings = host::settings_or_warn()?;
         // SAFETY: as above.
-        let info::Read { info: mut ours, form, .. } = unsafe {
+        let info::ParsedInfo { info: mut ours, form, .. } = unsafe {
             info::read(info, fabric.api_version, |port| info::names_on(port, &settings))?
         };
         let told = ours.clone();
@@ -65,7 +65,7 @@ pub(crate) unsafe extern "C" fn open(
             opened.map_err(|e| why.insert(e).error)
         });
         let pep = pep.inspect_err(|_| {
-            why.iter().for_each(|why| host::warn_aloud(&why.to_string()));
+            why.iter().for_each(|why| host::warn_on_stderr(&why.to_string()));
         })?;
         let abi = FidPep {
             fid: fid(FI_CLASS_PEP, context, &FID),
@@ -101,7 +101,7 @@ unsafe extern "C" fn close(at: *mut Fid) -> c_int {
 }
 
 impl Passive {
-    /// Ends it, with the information of each request that was looked at and not read.
+    /// Closes it, and frees the `fi_info` of each request that was peeked at but not read.
     fn end(self) {
         for seen in self.pep.close() {
             let info: *mut FiInfo = std::ptr::with_exposed_provenance_mut(seen.info as usize);
@@ -122,7 +122,7 @@ unsafe extern "C" fn close_request(at: *mut Fid) -> c_int {
         // SAFETY: the table belongs to requests, and a program closes what it does not use.
         unsafe {
             RequestObject::close(at, |request| {
-                // It may have been answered.
+                // The request may have been answered.
                 let _ = request.refuse();
                 Ok(())
             })
@@ -130,7 +130,7 @@ unsafe extern "C" fn close_request(at: *mut Fid) -> c_int {
     })
 }
 
-/// Closes the request that `it` was opened with, if nobody has answered it: who asked is refused.
+/// Closes the request that `it` was opened with. An unanswered request is rejected.
 ///
 /// # Safety
 /// The request was open when the endpoint was opened.
@@ -157,7 +157,7 @@ unsafe extern "C" fn bind(at: *mut Fid, other: *mut Fid, flags: u64) -> c_int {
     })
 }
 
-/// How many requests may wait is the event queue's size; `FI_BACKLOG` is advice about it.
+/// The size of the event queue limits waiting requests; `FI_BACKLOG` is accepted and ignored.
 unsafe extern "C" fn control(at: *mut Fid, command: c_int, arg: *mut c_void) -> c_int {
     guard::int(|| {
         // SAFETY: the table belongs to passive endpoints; the command takes a place of an `int`.
@@ -251,7 +251,8 @@ unsafe fn bytes<'a>(at: *const c_void, len: usize) -> &'a [u8] {
 /// The request that a `fi_info.handle` names, if it is not NULL.
 ///
 /// # Errors
-/// [`Error::Invalid`]: it names something else. [`Error::BadFd`]: it has been answered.
+/// [`Error::Invalid`]: the handle is another object. [`Error::BadFd`]: the request was already
+/// answered.
 ///
 /// # Safety
 /// `handle` is NULL or an object of libfabric's.
@@ -269,8 +270,8 @@ pub(crate) unsafe fn request_of(handle: *mut Fid) -> Result<Option<ConnRequest>>
     }
 }
 
-/// What an `FI_CONNREQ` of the passive endpoint `at` tells: what it was opened with, from whom the
-/// request is, and the request as the handle.
+/// The `fi_info` of an `FI_CONNREQ` of the passive endpoint `at`: its attributes, the address of
+/// the peer, and the request as the handle.
 ///
 /// # Safety
 /// `at` came from [`open`].
@@ -307,8 +308,8 @@ pub(crate) unsafe extern "C" fn connect(
             }
             let to = std::slice::from_raw_parts(to.cast::<u8>(), it.form.len());
             let to = match it.form.read(to)? {
-                Meaning::Addr(addr) => addr,
-                Meaning::Host(ip, service) => it.ep.find_host(ip, service)?,
+                ParsedAddr::Addr(addr) => addr,
+                ParsedAddr::Host(ip, service) => it.ep.find_host(ip, service)?,
             };
             it.whole().connect(to, bytes(param, len))
         }
@@ -321,7 +322,7 @@ pub(crate) unsafe extern "C" fn accept(at: *mut FidEp, param: *const c_void, len
         unsafe {
             let it = EpObject::of(at)?;
             it.whole().accept(bytes(param, len))?;
-            // It was open until now: one that was answered or closed is not accepted.
+            // The request was open until now: an answered or closed request is not accepted.
             RequestObject::close(it.request, |_| Ok(()))
         }
     })

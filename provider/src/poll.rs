@@ -13,17 +13,17 @@ use crate::eq::EqObject;
 use crate::guard;
 use crate::object::{Object, class_of, fid};
 
-/// What stands behind a `struct fid_poll`.
+/// The object of a `struct fid_poll`.
 pub(crate) struct Set {
     members: Mutex<Vec<Member>>,
     _domain: Arc<()>,
 }
 
-/// One that is asked, and the counts of a counter that were told last.
+/// A member, and the counts of a counter that were last reported.
 struct Member {
     at: *mut Fid,
     told: (u64, u64),
-    /// Keeps it from being closed.
+    /// Keeps the member open.
     _polled: Arc<()>,
 }
 
@@ -110,7 +110,7 @@ unsafe extern "C" fn poll(at: *mut FidPoll, contexts: *mut *mut c_void, count: c
         let set = unsafe { SetObject::of(at)? };
         let room = usize::try_from(count).map_err(|_| Error::Invalid("count"))?;
         let (mut found, mut failed) = (0, Ok(()));
-        // Each is asked, since that turns its loop, also one that there is no room to tell of.
+        // Each member is polled, since that turns its loop, even without room to report it.
         for member in set.members().iter_mut() {
             // SAFETY: a member cannot be closed.
             match unsafe { member.look() } {
@@ -132,8 +132,8 @@ unsafe extern "C" fn poll(at: *mut FidPoll, contexts: *mut *mut c_void, count: c
 }
 
 impl Member {
-    /// Turns the loop, and says whether there is something to read: the counts of a counter that
-    /// have changed since they were told, or (0, 0).
+    /// Turns the loop and returns whether there is something to read: the counts of a counter if
+    /// they have changed since the last report, else (0, 0).
     ///
     /// # Safety
     /// It is an object of libfabric's.
@@ -148,7 +148,7 @@ impl Member {
                     let now = (cntr.read()?, cntr.readerr()?);
                     return Ok((self.told != now).then_some(now));
                 }
-                // Nothing else is in a set.
+                // A set has no other members.
                 _ => false,
             }
         };

@@ -65,8 +65,7 @@ fn len_of(iov: &[IoVec]) -> u64 {
     iov.iter().map(|piece| piece.len as u64).fold(0, u64::wrapping_add)
 }
 
-/// A list of pieces, short enough to be looked at: beyond the limit that was told, nothing says
-/// that its pieces are there.
+/// A list of pieces within the limit. Longer lists are not read: they are refused by their length.
 ///
 /// # Safety
 /// As [`list`].
@@ -78,7 +77,7 @@ unsafe fn few<'a>(iov: *const Iovec, count: usize) -> Result<&'a [IoVec]> {
     unsafe { list(iov, count) }
 }
 
-/// Local pieces and the one remote range for all of them, handed to `post`.
+/// Passes local pieces and their single remote range to `post`.
 fn on_one(
     iov: &[IoVec],
     (dest, addr, key): (u64, u64, u64),

@@ -15,7 +15,7 @@ use crate::eq::{BoundEqs, EqObject};
 use crate::object::{Object, class_of, fid};
 use crate::{guard, info, pep, work};
 
-/// What stands behind a `struct fid_ep` of class `FI_CLASS_SEP`.
+/// The object of a `struct fid_ep` of class `FI_CLASS_SEP`.
 pub(crate) struct Scalable {
     pub(crate) sep: ScalableEndpoint,
     form: Form,
@@ -119,12 +119,12 @@ unsafe extern "C" fn getname(at: *mut Fid, addr: *mut c_void, len: *mut usize) -
 }
 
 /// # Errors
-/// [`Error::Invalid`]: there is no such context.
+/// [`Error::Invalid`]: no such context.
 fn index(index: c_int) -> Result<usize> {
     usize::try_from(index).map_err(|_| Error::Invalid("index"))
 }
 
-/// Hands out a context.
+/// Returns a context to C.
 ///
 /// # Safety
 /// `out` can be written.

@@ -63,7 +63,7 @@ unsafe extern "C" fn close(at: *mut Fid) -> c_int {
 }
 
 unsafe extern "C" fn control(at: *mut Fid, command: c_int, arg: *mut c_void) -> c_int {
-    // It is open from the start, and enabling it is no mistake.
+    // A shared context is always enabled, so enabling it is no error.
     if command == FI_ENABLE {
         return 0;
     }

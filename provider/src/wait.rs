@@ -14,7 +14,7 @@ use crate::fabric::{self, FabricObject};
 use crate::guard;
 use crate::object::{Object, fid};
 
-/// What stands behind a `struct fid_wait`.
+/// The object of a `struct fid_wait`.
 pub(crate) struct Set {
     fabric: *mut FidFabric,
     _users: Arc<()>,
@@ -30,12 +30,12 @@ unsafe impl Send for Set {}
 // SAFETY: as above.
 unsafe impl Sync for Set {}
 
-/// What a member holds.
+/// The membership of an object in a wait set.
 pub(crate) struct Membership {
     set: Arc<Set>,
-    /// Its descriptor once more, so that nobody else gets the number before it has left the set.
+    /// A duplicate of its descriptor, so that the number is not reused before it has left the set.
     fd: OwnedFd,
-    /// The process that put it there. A forked child has the set in common with it.
+    /// The process that added it. A forked child shares the epoll set with it.
     pid: u32,
 }
 
@@ -109,7 +109,7 @@ unsafe extern "C" fn wait(at: *mut FidWait, timeout: c_int) -> c_int {
                 other => other?,
             }
             let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-            // Rounded up: a call does not come back too early.
+            // Rounded up, so that a call does not return too early.
             let ms = left.map_or(-1, |left| left.as_nanos().div_ceil(1_000_000) as c_int);
             let mut polled =
                 libc::pollfd { fd: set.epoll.as_raw_fd(), events: libc::POLLIN, revents: 0 };
@@ -129,7 +129,7 @@ impl Set {
         self.members.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// [`Error::Again`] if a member has something, and then nobody may sleep.
+    /// [`Error::Again`] if a member has an entry, so that the thread must not sleep.
     pub(crate) fn trywait(&self) -> Result<()> {
         // SAFETY: the set keeps the fabric open.
         let fabric = unsafe { FabricObject::of(self.fabric)? };
@@ -139,7 +139,7 @@ impl Set {
     }
 }
 
-/// How an object with these attributes is waited for, and in which set.
+/// The wait object of an object with these attributes, and its wait set.
 ///
 /// # Safety
 /// `set` is a wait set of ours if `wait_obj` says so.
@@ -155,7 +155,7 @@ pub(crate) unsafe fn asked(
     }
 }
 
-/// Puts a fresh object into the set that it was opened for, if any, or closes it.
+/// Adds a new object to the wait set of its attributes, if any, or closes it on failure.
 ///
 /// # Safety
 /// `at` is an object of ours which nobody else knows, and `member` a part of it.
@@ -168,7 +168,7 @@ pub(crate) unsafe fn join(
     let Some(set) = set else { return Ok(()) };
     match fd().and_then(|fd| Membership::of(set, at, fd)) {
         Ok(joined) => {
-            // It is fresh, so it is in no other set.
+            // A new object is in no other set.
             let _ = member.set(joined);
             Ok(())
         }
@@ -180,8 +180,8 @@ pub(crate) unsafe fn join(
     }
 }
 
-/// Closes the object `at` with `close`, and out of its set if it is in one. Who waits for the set
-/// looks at no member meanwhile.
+/// Closes the object `at` with `close`, and removes it from its set. Waiting threads access no
+/// member meanwhile.
 pub(crate) fn close(
     member: Option<&Membership>,
     at: *mut Fid,
@@ -195,14 +195,14 @@ pub(crate) fn close(
     Ok(())
 }
 
-/// The error of a descriptor for `what` that the system has just refused.
+/// The error of a failed system call for the descriptor of `what`.
 fn refused(what: &str) -> Error {
     let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
     barewire::errno::refused_by_system(what, errno)
 }
 
 impl Membership {
-    /// Puts the object `at`, whose descriptor is `fd`, into the set.
+    /// Adds the object `at`, whose descriptor is `fd`, to the set.
     pub(crate) fn of(set: &Arc<Set>, at: *mut Fid, fd: RawFd) -> Result<Self> {
         // SAFETY: the descriptor of an object that is open.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned();

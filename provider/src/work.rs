@@ -14,7 +14,7 @@ use crate::msg::list;
 use crate::object::class_of;
 use crate::rma;
 
-/// What the context of an operation with `FI_TRIGGER` says.
+/// The condition in the context of an operation with `FI_TRIGGER`.
 ///
 /// # Safety
 /// It is the address of a `struct fi_triggered_context`, or 0.
@@ -65,7 +65,7 @@ unsafe fn given<'a, T>(at: P) -> Result<&'a T> {
     unsafe { at.cast::<T>().as_ref() }.ok_or(Error::Invalid("op: NULL"))
 }
 
-/// What a request says besides its operation.
+/// The parts of a request besides its operation.
 struct Post<'a> {
     domain: &'a Domain,
     name: u64,

@@ -390,7 +390,7 @@ impl Cm {
             return true;
         }
         if let Err(e) = self.receive(io) {
-            tracing::error!("a receive of connection requests was not posted resent: {e}");
+            tracing::error!("a receive of connection requests was not posted again: {e}");
         }
         let bytes = ended.bufs.into_one().unwrap_or_default();
         let len = bytes.len().min(one[0].len as usize);

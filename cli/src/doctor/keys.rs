@@ -7,8 +7,8 @@ use barewire::{CertFacts, Settings, cert_facts, check_fit, key_file_len, keyring
 use barewire_driver::mem::{KeyMemory, Locked};
 use nix::unistd::{Uid, User};
 
-use super::machine::{Machine, Papers};
-use super::{Check, KEY, SPEED, found_and_mend};
+use super::machine::{CredentialFiles, Machine};
+use super::{Check, KEY, SPEED, split_mend};
 
 /// Whether the processor encrypts with AES itself.
 pub(super) fn aes(machine: &Machine) -> Check {
@@ -60,26 +60,26 @@ fn memory_told(memory: KeyMemory, has_swap: bool) -> Check {
 }
 
 /// The checks of the files that are named.
-pub(super) fn named(papers: &Papers) -> Vec<Check> {
+pub(super) fn named(credentials: &CredentialFiles) -> Vec<Check> {
     let mut checks = Vec::new();
-    if !papers.key_files.is_empty() {
-        checks.push(files(papers));
+    if !credentials.key_files.is_empty() {
+        checks.push(files(credentials));
     }
-    if papers.certificate.is_some() {
-        checks.push(certificate(papers));
+    if credentials.certificate.is_some() {
+        checks.push(certificate(credentials));
     }
     checks
 }
 
 /// Whose the key files are, who may read them, and how long the keys are.
-pub(super) fn files(papers: &Papers) -> Check {
+pub(super) fn files(credentials: &CredentialFiles) -> Check {
     let name = "keys";
-    if papers.key_files.is_empty() {
+    if credentials.key_files.is_empty() {
         let found = "BAREWIRE_KEY_FILE is not set: anybody on the wire can read and forge frames";
         return Check::ok(name, KEY, found);
     }
     let mut told = Vec::new();
-    let named = papers.key_files.iter().filter(|path| !path.as_os_str().is_empty());
+    let named = credentials.key_files.iter().filter(|path| !path.as_os_str().is_empty());
     for (i, path) in named.enumerate() {
         let shown = path.display();
         // As a domain has it: all but the first may be missing, and nothing else may be wrong.
@@ -96,16 +96,16 @@ pub(super) fn files(papers: &Papers) -> Check {
                     "head -c 32 /dev/urandom > {shown} && chmod 600 {shown} (the same file on all \
                      nodes)"
                 );
-                let (found, mend) = found_and_mend(&why.line, &new);
+                let (found, mend) = split_mend(&why.line, &new);
                 let mend = if mend.starts_with("chmod") { mend } else { &new };
                 return Check::missing(name, KEY, found, mend);
             }
         }
     }
     // What is wrong with the list.
-    let settings = Settings { key_files: papers.key_files.clone(), ..Settings::default() };
+    let settings = Settings { key_files: credentials.key_files.clone(), ..Settings::default() };
     if let Err(why) = keyring(&settings) {
-        let (found, mend) = found_and_mend(&why.line, "ls -l");
+        let (found, mend) = split_mend(&why.line, "ls -l");
         return Check::missing(name, KEY, found, mend);
     }
     told.push("sessions within this node are not sealed; near=no at the port seals them".into());
@@ -123,35 +123,36 @@ const SHOWN: &str = "docs/security.md shows how";
 const FRAME_LEN: usize = 1514;
 
 /// Whom the certificate names, and until when.
-pub(super) fn certificate(papers: &Papers) -> Check {
+pub(super) fn certificate(credentials: &CredentialFiles) -> Check {
     let name = "certificate";
-    let Some(files) = &papers.certificate else {
+    let Some(files) = &credentials.certificate else {
         return Check::ok(name, KEY, "BAREWIRE_CERT_FILE is not set");
     };
-    if !papers.key_files.is_empty() {
+    if !credentials.key_files.is_empty() {
         let found =
             "BAREWIRE_CERT_FILE and BAREWIRE_KEY_FILE are both set: a domain has one of them";
         return Check::missing(name, KEY, found, "unset BAREWIRE_KEY_FILE");
     }
     match cert_facts(files) {
         Err(why) => {
-            let (found, mend) = found_and_mend(&why.line, SHOWN);
+            let (found, mend) = split_mend(&why.line, SHOWN);
             Check::missing(name, KEY, found, mend)
         }
         Ok(CertFacts { name: who, valid: [not_before, not_after], frame_len }) => {
             let life = not_after.saturating_sub(not_before);
-            let left = not_after.saturating_sub(papers.now_ns / 1_000_000_000);
+            let left = not_after.saturating_sub(credentials.now_ns / 1_000_000_000);
             let (days, hours) = (left / 86_400, left / 3_600);
             let found = format!("{who}, private key {}", owner(&files.key));
             let found = match days {
                 0 => format!("{found}, {hours} hours left"),
                 _ => format!("{found}, {days} days left"),
             };
-            if let Some(Err(why)) = papers.port.as_ref().map(|port| check_fit(frame_len, port)) {
-                let (found, mend) = found_and_mend(&why.line, SHOWN);
+            if let Some(Err(why)) = credentials.port.as_ref().map(|port| check_fit(frame_len, port))
+            {
+                let (found, mend) = split_mend(&why.line, SHOWN);
                 return Check::missing(name, KEY, found, mend);
             }
-            if papers.port.is_none() && frame_len > FRAME_LEN {
+            if credentials.port.is_none() && frame_len > FRAME_LEN {
                 let found = format!("{found}, a session begins with a frame of {frame_len} bytes");
                 let mend = "take an ECDSA key and fewer intermediates, or ports with longer frames";
                 return Check::warn(name, KEY, found, mend);
@@ -210,7 +211,11 @@ mod tests {
         let check = |now: u64| {
             let files = CertFiles::new(at("cert"), at("key"), at("cert"));
             let now_ns = now * 1_000_000_000;
-            certificate(&Papers { certificate: Some(files), now_ns, ..Papers::default() })
+            certificate(&CredentialFiles {
+                certificate: Some(files),
+                now_ns,
+                ..CredentialFiles::default()
+            })
         };
         put("cert", &cert, 0o644);
         put("key", &key.serialize_pem(), 0o600);
@@ -274,7 +279,9 @@ mod tests {
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
             path
         };
-        let check = |key_files: Vec<PathBuf>| files(&Papers { key_files, ..Papers::default() });
+        let check = |key_files: Vec<PathBuf>| {
+            files(&CredentialFiles { key_files, ..CredentialFiles::default() })
+        };
         let good = put("good", 32, 0o600);
         let found = check(vec![good.clone(), dir.path().join("next")]);
         assert_eq!(found.status, Status::Ok);

@@ -1,4 +1,4 @@
-//! Where the checks look: a tree of files, which is this machine's or a test's.
+//! The machine that is checked: a file tree, of this machine or of a test.
 
 use std::path::{Path, PathBuf};
 
@@ -15,21 +15,22 @@ use barewire_driver::port::PortCaps;
 use crate::info::wrong_settings;
 use crate::stats::{published, since_1970_ns};
 
-/// A device that a switch owns.
-pub(super) struct Behind {
+/// A device that a `barewire switch` owns.
+pub(super) struct SwitchedDevice {
     pub(super) port: String,
-    /// Name of the file at which other users' processes ask, in the folder of those.
+    /// Name of the socket through which other users' processes join the switch, in the folder of
+    /// such sockets.
     pub(super) socket: String,
-    /// Whether processes of this user go through it, or why not and what mends it.
+    /// Whether processes of this user may use the switch; else the reason and the remedy.
     pub(super) serves: Result<(), (String, String)>,
 }
 
-/// The files that the options or the environment name, and when they are looked at.
+/// The key and certificate files that the options or the environment name.
 #[derive(Default)]
-pub(super) struct Papers {
+pub(super) struct CredentialFiles {
     /// The key files.
     pub(super) key_files: Vec<PathBuf>,
-    /// The certificate in place of keys.
+    /// The certificate files, instead of keys.
     pub(super) certificate: Option<CertFiles>,
     /// The port whose frames are to be sealed, if one is named.
     pub(super) port: Option<PortCaps>,
@@ -37,36 +38,36 @@ pub(super) struct Papers {
     pub(super) now_ns: u64,
 }
 
-/// A machine as the checks see it.
+/// The state of a machine that the checks read.
 pub(super) struct Machine {
     root: PathBuf,
-    /// Bytes free for us in `/dev/shm`, or why they are not.
+    /// Bytes that this user may use in `/dev/shm`, or the error.
     pub(super) shm_free: Result<u64, String>,
     /// Its network interfaces.
     pub(super) links: Vec<Link>,
-    /// Whether we may make a memif, or why not and what mends it.
+    /// Whether this user may create a memif; else the reason and the remedy.
     pub(super) memif: Result<(), (String, String)>,
-    /// Whether we may open an AF_XDP socket, or why not and what mends it.
+    /// Whether this user may open an AF_XDP socket; else the reason and the remedy.
     pub(super) xdp: Result<(), (String, String)>,
-    /// The interfaces on which we would.
+    /// The interfaces for AF_XDP sockets.
     pub(super) xdp_nics: Vec<XdpNic>,
-    /// The variables of ours that are set and mean nothing: which, and why.
+    /// The `BAREWIRE_` variables with invalid values, each with the reason.
     pub(super) wrong_settings: Vec<(String, String)>,
-    /// What seals frames.
-    pub(super) papers: Papers,
-    /// What the kernel does to frames that leave an interface, by its name, where it does anything.
+    /// The files of keys and certificate.
+    pub(super) credentials: CredentialFiles,
+    /// Egress processing of the kernel by interface, for interfaces that have any.
     pub(super) egress: Vec<(String, Egress)>,
-    /// The devices that switches own.
-    pub(super) behind: Vec<Behind>,
-    /// What runs and publishes statistics.
+    /// Devices that switches own.
+    pub(super) switched_devices: Vec<SwitchedDevice>,
+    /// Statistics of running processes.
     pub(super) published: Published,
     /// The time, ns since 1970.
     pub(super) now_ns: u64,
 }
 
 impl Machine {
-    /// The one we run on.
-    pub(super) fn this() -> Self {
+    /// The local machine.
+    pub(super) fn local() -> Self {
         Self {
             root: PathBuf::from("/"),
             shm_free: shm_free(Path::new("/dev/shm")),
@@ -76,9 +77,9 @@ impl Machine {
             xdp: xdp(),
             xdp_nics: nics(),
             wrong_settings: wrong_settings(),
-            papers: Papers::default(),
-            behind: behind(),
-            // Where nothing can be read nothing runs that could be looked into.
+            credentials: CredentialFiles::default(),
+            switched_devices: switched_devices(),
+            // Without readable statistics there is nothing to check.
             published: published(None).unwrap_or_default(),
             now_ns: since_1970_ns(),
         }
@@ -115,7 +116,7 @@ impl Machine {
         Some(word.split_once('=').map_or("", |(_, value)| value).to_owned())
     }
 
-    /// Whether a hypervisor runs us.
+    /// Whether the machine is virtual.
     pub(super) fn is_virtual(&self) -> bool {
         self.cpu_line("flags").is_some_and(|flags| flags.split(' ').any(|f| f == "hypervisor"))
     }
@@ -129,13 +130,13 @@ impl Machine {
         })
     }
 
-    /// Where a path of the machine really is.
+    /// The real path of a path of the machine.
     pub(super) fn at(&self, path: &str) -> PathBuf {
         self.root.join(path.trim_start_matches('/'))
     }
 }
 
-/// Bytes that we may still use there, if we may write there at all.
+/// Bytes that this user may still use in `dir`, if it is writable.
 fn shm_free(dir: &Path) -> Result<u64, String> {
     use nix::unistd::{AccessFlags, access};
     let show = |why: nix::Error| format!("{}: {}", dir.display(), why.desc());
@@ -144,12 +145,12 @@ fn shm_free(dir: &Path) -> Result<u64, String> {
     Ok(stat.blocks_available() * stat.fragment_size())
 }
 
-/// What is seen of the devices of this machine: each is opened for a moment.
-fn behind() -> Vec<Behind> {
+/// The devices that switches own: each device is opened briefly.
+fn switched_devices() -> Vec<SwitchedDevice> {
     let seen = |PortInfo { spec: port, .. }| {
         let serves = open_through_switch(&port).map(|port| port.map(drop)).map_err(why_and_mend);
         let socket = switch_socket(&port)?;
-        serves.transpose().map(|serves| Behind { port, socket, serves })
+        serves.transpose().map(|serves| SwitchedDevice { port, socket, serves })
     };
     list().into_iter().filter_map(seen).collect()
 }
@@ -158,23 +159,25 @@ fn memif() -> Result<(), (String, String)> {
     check_here().map_err(why_and_mend)
 }
 
-/// What is done to frames that leave the host by each of these interfaces, where anything is.
+/// Egress processing of the interfaces that leave the host, where there is any.
 fn egress_of(links: &[Link]) -> Vec<(String, Egress)> {
     let driver = |link: &Link| link_and_driver(&link.name)?.1.driver;
-    let wires: Vec<_> =
-        links.iter().filter(|link| is_ready(link) && !is_inner(driver(link).as_deref())).collect();
+    let wires: Vec<_> = links
+        .iter()
+        .filter(|link| is_ready(link) && !is_virtual_link(driver(link).as_deref()))
+        .collect();
     let indices: Vec<_> = wires.iter().map(|link| link.index).collect();
     let all = wires.iter().map(|link| link.name.clone()).zip(egress(&indices));
     all.filter(|(_, egress)| !egress.is_plain()).collect()
 }
 
-/// Whether frames leave by that interface now.
+/// Whether the interface is ready to send frames.
 fn is_ready(link: &Link) -> bool {
     link.is_ethernet && !link.is_loopback && link.is_up && link.has_carrier
 }
 
-/// Whether interfaces of that driver end within the host.
-fn is_inner(driver: Option<&str>) -> bool {
+/// Whether interfaces of that driver end within the host (veth, bridge).
+fn is_virtual_link(driver: Option<&str>) -> bool {
     matches!(driver, Some("veth" | "bridge"))
 }
 
@@ -321,9 +324,12 @@ pub(super) mod fixture {
                 xdp: self.xdp.clone(),
                 xdp_nics: self.xdp_nics.clone(),
                 wrong_settings: Vec::new(),
-                papers: Papers { now_ns: 9_000_000_000, ..Papers::default() },
+                credentials: CredentialFiles {
+                    now_ns: 9_000_000_000,
+                    ..CredentialFiles::default()
+                },
                 egress: Vec::new(),
-                behind: Vec::new(),
+                switched_devices: Vec::new(),
                 published: Published::default(),
                 now_ns: 9_000_000_000,
             }
@@ -374,8 +380,8 @@ mod tests {
         assert!(!is_ready(&Link { is_up: false, ..eth0() }));
         assert!(!is_ready(&Link { has_carrier: false, ..eth0() }));
         assert!(!is_ready(&Link { is_loopback: true, ..eth0() }));
-        let inner = |name| is_inner(Some(name));
-        assert!(inner("veth") && inner("bridge") && !inner("bonding") && !is_inner(None));
+        let inner = |name| is_virtual_link(Some(name));
+        assert!(inner("veth") && inner("bridge") && !inner("bonding") && !is_virtual_link(None));
     }
 
     #[test]

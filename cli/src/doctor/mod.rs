@@ -1,4 +1,4 @@
-//! `barewire doctor`: what this machine has and lacks, and the command that mends each.
+//! `barewire doctor`: checks of this machine, each with the command that fixes it.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -23,7 +23,7 @@ mod nic;
 mod running;
 mod wire;
 
-use machine::{Machine, Papers};
+use machine::{CredentialFiles, Machine};
 
 /// Checks this machine, and names the command that fixes each problem
 ///
@@ -57,8 +57,8 @@ pub(crate) struct DoctorArgs {
     #[arg(long)]
     port: Option<String>,
     /// Pings this station over the port; same form as for `barewire ping`.
-    #[arg(long, value_name = "ADDR", requires = "port", value_parser = ping::whom)]
-    peer: Option<ping::Whom>,
+    #[arg(long, value_name = "ADDR", requires = "port", value_parser = ping::parse_target)]
+    peer: Option<ping::Target>,
     /// File with the pre-shared key, to check it and to use it for --peer; several separated by
     /// colons.
     #[arg(long, value_name = "FILE", env = "BAREWIRE_KEY_FILE", hide_env = true)]
@@ -72,9 +72,9 @@ impl DoctorArgs {
     ///
     /// # Errors
     /// A certificate lacks a file.
-    fn papers(&self) -> Result<Papers, Fail> {
+    fn credentials(&self) -> Result<CredentialFiles, Fail> {
         let split = |files: &OsString| std::env::split_paths(files).collect();
-        Ok(Papers {
+        Ok(CredentialFiles {
             key_files: self.key_file.as_ref().map_or(Vec::new(), split),
             certificate: self.certificate.files()?,
             port: None,
@@ -86,13 +86,13 @@ impl DoctorArgs {
 /// Runs the checks on this machine and prints them.
 ///
 /// # Errors
-/// A certificate lacks a file. What cannot be read is a check that says so.
+/// A certificate lacks a file. Unreadable files are results of checks.
 pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode, Fail> {
     if let Some(port) = &args.port {
-        return of_port(port, args);
+        return check_port(port, args);
     }
-    let mut machine = Machine::this();
-    machine.papers = args.papers()?;
+    let mut machine = Machine::local();
+    machine.credentials = args.credentials()?;
     let checks = all(&machine);
     show(&checks, args)?;
     Ok(exit_code(&checks))
@@ -105,24 +105,24 @@ fn show(checks: &[Check], args: &DoctorArgs) -> Result<(), Fail> {
     })
 }
 
-/// Says whether `port` opens, whether the keys or the certificate that are named can be used on it
-/// and, if a station is named, whether that answers.
-fn of_port(port: &str, args: &DoctorArgs) -> Result<ExitCode, Fail> {
-    let mut papers = args.papers()?;
+/// Checks whether `port` opens, whether the given keys or certificate can be used on it and, if a
+/// station is given, whether it answers.
+fn check_port(port: &str, args: &DoctorArgs) -> Result<ExitCode, Fail> {
+    let mut credentials = args.credentials()?;
     let check = match ping::open(port) {
         Ok(opened) => {
             let caps = opened.caps();
-            papers.port = Some(caps.clone());
-            opens(caps, device(&caps.name))
+            credentials.port = Some(caps.clone());
+            port_check(caps, device(&caps.name))
         }
         Err(why) => {
             let text = why.to_string();
-            let (why, mend) = found_and_mend(&text, "barewire info");
+            let (why, mend) = split_mend(&text, "barewire info");
             Check::missing("port", "--port", why, mend)
         }
     };
     let mut checks = vec![check];
-    checks.extend(keys::named(&papers));
+    checks.extend(keys::named(&credentials));
     show(&checks, args)?;
     let is_well = checks.iter().all(|check| check.status != Status::Missing);
     match &args.peer {
@@ -134,16 +134,16 @@ fn of_port(port: &str, args: &DoctorArgs) -> Result<ExitCode, Fail> {
     }
 }
 
-/// What is wrong and what mends it, which stands last in the text of an error, or is `unsaid`.
-fn found_and_mend<'a>(text: &'a str, unsaid: &'a str) -> (&'a str, &'a str) {
+/// Splits the text of an error into problem and remedy, which is the last part, or `unsaid`.
+fn split_mend<'a>(text: &'a str, unsaid: &'a str) -> (&'a str, &'a str) {
     match text.rsplit_once("; ") {
         Some((found, mend)) if !mend.is_empty() => (found, mend),
         _ => (text, unsaid),
     }
 }
 
-/// What is told of a port that opens.
-fn opens(caps: &PortCaps, on: Device) -> Check {
+/// The check of a port that opens.
+fn port_check(caps: &PortCaps, on: Device) -> Check {
     let found = format!("{}: {}, {} B a frame", caps.name, caps.station, caps.mtu + ETH_HDR_LEN);
     if on.is_up == Some(false) {
         let found = format!("{found}; {} is down, so frames are lost", on.name);
@@ -157,17 +157,17 @@ fn opens(caps: &PortCaps, on: Device) -> Check {
     Check::ok("port", "--port", found)
 }
 
-/// What a check found.
+/// The result of a check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Check {
     /// Its name.
     check: &'static str,
     status: Status,
-    /// What does not work while it is `missing`.
+    /// What does not work while the check is `missing`.
     needed_for: &'static str,
-    /// What is there, or what is wrong with it.
+    /// What was found, or the problem.
     found: String,
-    /// The command that mends it. Never there with `ok`.
+    /// The command that fixes it. `None` for `ok`.
     #[serde(skip_serializing_if = "Option::is_none")]
     mend: Option<String>,
 }
@@ -180,15 +180,15 @@ enum Status {
     Missing,
 }
 
-/// What [`Check::needed_for`] says of a check without which the first command fails.
+/// [`Check::needed_for`] of a check without which the first command of a new user fails.
 const SHM: &str = "shm";
-/// Of a check that only costs time.
+/// [`Check::needed_for`] of a check that concerns only performance.
 const SPEED: &str = "speed";
 const AFPACKET: &str = "afpacket";
 const XDP: &str = "xdp";
 const MEMIF: &str = "memif";
 const VFIO: &str = "vfio";
-/// Of a check without which no domain with a key opens.
+/// [`Check::needed_for`] of a check without which no domain with a key opens.
 const KEY: &str = "a key";
 const DPDK: &str = "dpdk";
 
@@ -233,8 +233,8 @@ fn all(machine: &Machine) -> Vec<Check> {
         cpu::clocksource(machine),
         keys::aes(machine),
         settings(machine),
-        keys::files(&machine.papers),
-        keys::certificate(&machine.papers),
+        keys::files(&machine.credentials),
+        keys::certificate(&machine.credentials),
         keys::memory(machine),
         wire::interfaces(machine),
         wire::raw_socket(machine),
@@ -251,7 +251,7 @@ fn all(machine: &Machine) -> Vec<Check> {
     checks
 }
 
-/// The variables of ours that are set.
+/// Checks the `BAREWIRE_` variables that are set.
 fn settings(machine: &Machine) -> Check {
     let name = "settings";
     let Some((variable, why)) = machine.wrong_settings.first() else {
@@ -319,9 +319,9 @@ mod tests {
 
     #[test]
     fn there_is_a_mend_whatever_an_error_says() {
-        assert_eq!(found_and_mend("a; b; chmod 600 x", "y"), ("a; b", "chmod 600 x"));
-        assert_eq!(found_and_mend("a", "y"), ("a", "y"));
-        assert_eq!(found_and_mend("a; ", "y"), ("a; ", "y"));
+        assert_eq!(split_mend("a; b; chmod 600 x", "y"), ("a; b", "chmod 600 x"));
+        assert_eq!(split_mend("a", "y"), ("a", "y"));
+        assert_eq!(split_mend("a; ", "y"), ("a; ", "y"));
     }
 
     #[test]
@@ -330,12 +330,12 @@ mod tests {
         let name = "eth0".to_owned();
         let on = |is_up| Device { name: name.clone(), is_up, ..Device::default() };
         let with = |is_up, carrier| Device { has_carrier: Some(carrier), ..on(Some(is_up)) };
-        assert_eq!(opens(&caps, on(None)).status, Status::Ok);
-        assert_eq!(opens(&caps, with(true, true)).status, Status::Ok);
-        let check = opens(&caps, with(true, false));
+        assert_eq!(port_check(&caps, on(None)).status, Status::Ok);
+        assert_eq!(port_check(&caps, with(true, true)).status, Status::Ok);
+        let check = port_check(&caps, with(true, false));
         assert_eq!(check.status, Status::Warn);
         assert!(check.found.contains("eth0 has no carrier"), "{check:?}");
-        let check = opens(&caps, with(false, false));
+        let check = port_check(&caps, with(false, false));
         assert!(check.found.ends_with("eth0 is down, so frames are lost"), "{check:?}");
         assert_eq!(check.mend.unwrap(), "sudo ip link set eth0 up");
     }

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use barewire::stats::switch::SwitchSnapshot;
 use barewire_driver::backend::switch::RUN_DIR;
 
-use super::machine::{Behind, Machine};
+use super::machine::{Machine, SwitchedDevice};
 use super::{Check, SPEED, VFIO};
 
 /// A switch that has published nothing for so long does not forward, ns.
@@ -37,13 +37,14 @@ pub(super) fn switches(machine: &Machine) -> Check {
         format!("{}: process {}, {} stations", s.port_name, s.pid, s.stations.len())
     };
     let (others, left) = of_others(machine);
-    let other = |socket: &String| match machine.behind.iter().find(|of| of.socket == *socket) {
-        Some(of) => format!("{}: another user's, which serves this user", of.port),
-        None => format!("another user's at {RUN_DIR}/{socket}"),
-    };
+    let other =
+        |socket: &String| match machine.switched_devices.iter().find(|of| of.socket == *socket) {
+            Some(of) => format!("{}: another user's, which serves this user", of.port),
+            None => format!("another user's at {RUN_DIR}/{socket}"),
+        };
     let told: Vec<String> = switches.iter().map(told).chain(others.iter().map(other)).collect();
     let runs = if told.is_empty() { "none runs".to_owned() } else { told.join("; ") };
-    if let Some((of, why, mend)) = machine.behind.iter().find_map(refusal) {
+    if let Some((of, why, mend)) = machine.switched_devices.iter().find_map(refusal) {
         return Check::warn(name, VFIO, format!("{}: {why}", of.port), mend);
     }
     if left.is_empty() {
@@ -65,7 +66,7 @@ pub(super) fn switches(machine: &Machine) -> Check {
 }
 
 /// Why a switch does not serve this user, and what mends it, if it does not.
-fn refusal(of: &Behind) -> Option<(&Behind, &str, &str)> {
+fn refusal(of: &SwitchedDevice) -> Option<(&SwitchedDevice, &str, &str)> {
     of.serves.as_ref().err().map(|(why, mend)| (of, &**why, &**mend))
 }
 
@@ -165,7 +166,7 @@ mod tests {
         ] {
             let mut machine = beside.machine();
             let (port, socket) = ("vfio:x".to_owned(), "y.sock".to_owned());
-            machine.behind = vec![Behind { port, socket, serves }];
+            machine.switched_devices = vec![SwitchedDevice { port, socket, serves }];
             let check = switches(&machine);
             assert_eq!((check.status, &*check.found), (status, found));
         }

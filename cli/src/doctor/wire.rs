@@ -3,7 +3,7 @@
 use barewire_driver::backend::netdev::Egress;
 use barewire_driver::backend::xdp::survey::XdpNic;
 
-use super::machine::{Behind, Machine};
+use super::machine::{Machine, SwitchedDevice};
 use super::{AFPACKET, Check, SPEED, XDP};
 
 /// Bits of a set of capabilities.
@@ -45,8 +45,8 @@ pub(super) fn raw_socket(machine: &Machine) -> Check {
         return Check::ok(name, AFPACKET, "this program may open them (CAP_NET_RAW)");
     }
     let found = "this program may not open them (CAP_NET_RAW)";
-    let served = |of: &&Behind| of.serves.is_ok() && of.port.starts_with("afpacket:");
-    if let Some(of) = machine.behind.iter().find(served) {
+    let served = |of: &&SwitchedDevice| of.serves.is_ok() && of.port.starts_with("afpacket:");
+    if let Some(of) = machine.switched_devices.iter().find(served) {
         return Check::ok(name, AFPACKET, format!("{found}; {} has a switch for it", of.port));
     }
     Check::missing(name, AFPACKET, found, "sudo setcap cap_net_raw+ep \"$(command -v barewire)\"")
@@ -203,7 +203,8 @@ mod tests {
         let (port, socket) = ("afpacket:eth0".to_owned(), "x.sock".to_owned());
         let refusal = Err(("not you".to_owned(), "see: --user".to_owned()));
         for (serves, status) in [(Ok(()), Status::Ok), (refusal, Status::Missing)] {
-            machine.behind = vec![Behind { port: port.clone(), socket: socket.clone(), serves }];
+            machine.switched_devices =
+                vec![SwitchedDevice { port: port.clone(), socket: socket.clone(), serves }];
             assert_eq!(raw_socket(&machine).status, status);
         }
     }

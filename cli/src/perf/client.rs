@@ -1,4 +1,4 @@
-//! The side that asks, sends first, measures and prints.
+//! The client of a measurement: requests runs, sends first, measures and prints.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use barewire::{Buf, EpAddr, FiAddr};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::control::{Control, Mode, Run};
-use super::link::{CLIENT_PATIENCE, Event, Link};
+use super::link::{CLIENT_TIMEOUT, Event, Link};
 use super::remote::Target;
 use super::report::{Line, Times, table};
 use super::spawn::Spawned;
@@ -17,26 +17,26 @@ use super::{Common, Until, pattern};
 use crate::fail::Fail;
 use crate::out;
 
-/// Memory that the buffers of one side may take before it uses fewer of them.
+/// Most memory for the buffers of one side, bytes: beyond it fewer buffers are used.
 const BUFFER_BYTES: u64 = 256 << 20;
 
-/// Bytes and messages that warm a run up: caches, the session, memory of the segment. Where they
-/// take longer than this time, less serves.
+/// Bytes, messages and longest time of the warm-up of a run: caches, the session, memory of the
+/// segment.
 const WARM_BYTES: u64 = 16 << 20;
 const WARM_COUNT: u64 = 1000;
 const WARM_TIME: Duration = Duration::from_millis(500);
 
-/// What names the other side on every port.
+/// The address form that works on every port.
 const PRINTED: &str = "give the address that the other side printed, barewire://MAC/NUMBER";
 
 /// Measures every size and prints.
 ///
 /// # Errors
-/// The other side cannot be reached or failed, or a byte was wrong.
+/// The server cannot be reached or failed, or a byte was wrong.
 pub(super) fn run(args: &Common, mode: Mode, window: u32, sizes: &[u64]) -> Result<ExitCode, Fail> {
     let given = args.addr.as_deref().map(|text| whom(text, &args.port)).transpose();
     let given = given.map_err(|fail| fail.or_of_port(&args.port))?;
-    let mut link = Link::open(args, CLIENT_PATIENCE)?;
+    let mut link = Link::open(args, CLIENT_TIMEOUT)?;
     let spawned = if args.spawn.is_some() { Some(Spawned::start(args)?) } else { None };
     let addr = match (given, &spawned) {
         (Some(addr), _) => addr,
@@ -61,7 +61,7 @@ pub(super) fn run(args: &Common, mode: Mode, window: u32, sizes: &[u64]) -> Resu
         }
         lines.push(line);
     }
-    link.say_last(peer, Control::Bye)?;
+    link.send_final(peer, Control::Bye)?;
     if let Some(server) = spawned {
         server.finish()?;
     }
@@ -73,7 +73,7 @@ pub(super) fn run(args: &Common, mode: Mode, window: u32, sizes: &[u64]) -> Resu
     Ok(ExitCode::SUCCESS)
 }
 
-/// Who listens: an address, or on a port whose endpoints have such names HOST or HOST:SERVICE.
+/// Resolves the server: an address, or HOST or HOST:SERVICE on a port with such names.
 fn whom(text: &str, port: &str) -> Result<EpAddr, Fail> {
     let names = Names::of(port);
     if names == Names::Labels {
@@ -107,7 +107,7 @@ fn parse_addr(text: &str) -> Result<EpAddr, Fail> {
     text.parse().map_err(|_| Fail::usage(format!("\"{text}\" is no address")).mend(PRINTED))
 }
 
-/// A bar for people who watch; nobody else sees it.
+/// A progress bar on a terminal.
 fn bar(args: &Common, sizes: &[u64]) -> ProgressBar {
     if args.json {
         return ProgressBar::hidden();
@@ -141,7 +141,7 @@ impl Client<'_> {
         let size = crate::table::bytes(self.run.size);
         self.bar.set_message(size);
         self.link.begin();
-        self.link.say(self.peer, Control::Start(self.run))?;
+        self.link.send_control(self.peer, Control::Start(self.run))?;
         let Control::Ready { key } = self.wait_for(|said| matches!(said, Control::Ready { .. }))?
         else {
             return Err(Fail::new("the other side is not ready"));
@@ -177,8 +177,8 @@ impl Client<'_> {
         Ok(line.measured(&times, seconds))
     }
 
-    /// Sends one message at a time and waits for it to come back. Says how many and how long one
-    /// way of all of them took.
+    /// Sends one message at a time and waits for its echo. Returns their number and the total
+    /// one-way time.
     fn ping_pong(&mut self, until: Until, times: &mut Times) -> Result<(u64, f64), Fail> {
         let Run { size, tagged, verify, .. } = self.run;
         let len = usize::try_from(size).map_err(Fail::new)?;
@@ -213,7 +213,7 @@ impl Client<'_> {
                     }
                     Event::Sent { buf, .. } => out_buf = Some(buf),
                     Event::Failed(why) | Event::InjectFailed(why) => return Err(why),
-                    Event::Said(_) => {}
+                    Event::Control(_) => {}
                 }
             }
             let took = took.unwrap_or_default();
@@ -225,8 +225,8 @@ impl Client<'_> {
         Ok((sent, total.as_secs_f64() / 2.0))
     }
 
-    /// Keeps as many messages, or operations on `target`, in flight as the window allows. Says how
-    /// many there were and how long it took until the server had them all.
+    /// Keeps the window full of messages, or of operations on `target`. Returns their number and
+    /// the time until the server had them all.
     fn stream(
         &mut self,
         until: Until,
@@ -278,7 +278,7 @@ impl Client<'_> {
                         free.push((slot, buf));
                     }
                     Event::Failed(why) | Event::InjectFailed(why) => return Err(why),
-                    Event::Said(_) | Event::Received { .. } => {}
+                    Event::Control(_) | Event::Received { .. } => {}
                 }
                 event = self.link.poll()?;
             }
@@ -289,8 +289,7 @@ impl Client<'_> {
         Ok((sent, started.elapsed().as_secs_f64()))
     }
 
-    /// Reads back what was written last to each place of the other side, if it is to be compared,
-    /// and ends the run.
+    /// Reads back the last write to each slot, with `--verify`, and ends the run.
     fn compare(&mut self, target: Option<Target>, sent: u64) -> Result<(), Fail> {
         let Some(mut target) = target else { return Ok(()) };
         let len = usize::try_from(self.run.size).map_err(Fail::new)?;
@@ -307,7 +306,7 @@ impl Client<'_> {
                         break;
                     }
                     Event::Failed(why) | Event::InjectFailed(why) => return Err(why),
-                    Event::Said(_) | Event::Received { .. } => {}
+                    Event::Control(_) | Event::Received { .. } => {}
                 }
             }
         }
@@ -315,9 +314,9 @@ impl Client<'_> {
         if target.wrong > 0 { Err(wrong(target.wrong, sent)) } else { Ok(()) }
     }
 
-    /// Ends the run and hears what the server makes of it.
+    /// Ends the run and receives the server's result.
     fn stop(&mut self, sent: u64) -> Result<(), Fail> {
-        self.link.say(self.peer, Control::Stop { sent })?;
+        self.link.send_control(self.peer, Control::Stop { sent })?;
         let said = self.wait_for(|said| matches!(said, Control::Done { .. }))?;
         match said {
             Control::Done { received, .. } if received != sent => {
@@ -331,9 +330,9 @@ impl Client<'_> {
     fn wait_for(&mut self, wanted: impl Fn(Control) -> bool) -> Result<Control, Fail> {
         loop {
             match self.link.next()? {
-                Event::Said(said) if wanted(said) => return Ok(said),
-                Event::Said(said) if said.is_of_client() => self.link.drop_control(&said.odd()),
-                Event::Said(said) => {
+                Event::Control(said) if wanted(said) => return Ok(said),
+                Event::Control(said) if said.is_of_client() => self.link.drop_control(&said.odd()),
+                Event::Control(said) => {
                     return Err(Fail::new(format!("the other side said {said:?} out of turn")));
                 }
                 Event::Failed(why) | Event::InjectFailed(why) => return Err(why),
@@ -348,7 +347,7 @@ fn wrong(count: u64, sent: u64) -> Fail {
         .mend("please report it, with the command line")
 }
 
-/// Whether a run has had its count or its time.
+/// Whether a run has reached its count or its time.
 fn over(until: Until, sent: u64, started: Instant) -> bool {
     over_at(Instant::now(), until, sent, started)
 }

@@ -1,8 +1,8 @@
 //! `barewire bench --op barrier, allreduce, ...`: N processes call collectives.
 //!
-//! The first process starts the others, which say their addresses on their standard output and get
-//! all addresses, in the order of ranks, on their standard input. From there on they talk by
-//! collectives alone: the first broadcasts how often the next one is called, and 0 ends it.
+//! The first process starts the others, which print their addresses to standard output and read all
+//! addresses, in the order of ranks, from standard input. From then on they communicate by
+//! collectives alone: the first process broadcasts the number of the next calls, and 0 ends a run.
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
@@ -21,7 +21,7 @@ use super::report::{Line, Times, table};
 use crate::fail::Fail;
 use crate::out;
 
-/// What the command line calls it.
+/// The name of a collective on the command line.
 const fn name(what: CollKind) -> &'static str {
     match what {
         CollKind::Barrier => "barrier",
@@ -41,7 +41,7 @@ const fn source_word(rank: usize, i: usize) -> u64 {
     (rank as u64 + 1) * 1_000_003 + i as u64
 }
 
-/// What word `i` of the result of `me` must be, if a block has `block` words and the first process
+/// The expected word `i` of the result of `me`, if a block has `block` words and the first process
 /// is the root.
 fn result_word(what: CollKind, me: usize, n: usize, block: usize, i: usize) -> u64 {
     let sum = |i: usize| (0..n).map(|rank| source_word(rank, i)).sum();
@@ -70,12 +70,12 @@ struct Member {
 }
 
 /// How long a process waits for another.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PEER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Empty reads after which the processor is offered to others: the group may need it.
 const SPINS: u32 = 200;
 
-/// Calls before the first that counts.
+/// Warm-up calls, which are not measured.
 const WARM_UP: u64 = 20;
 
 impl Member {
@@ -125,7 +125,7 @@ impl Member {
         loop {
             match self.eq.read(&mut [0; 8]) {
                 Ok(_) => return Ok(()),
-                Err(Error::Again) if start.elapsed() < PATIENCE => std::thread::yield_now(),
+                Err(Error::Again) if start.elapsed() < PEER_TIMEOUT => std::thread::yield_now(),
                 Err(Error::Avail) => {
                     let why = self.eq.readerr().map_or(Error::Again, |e| e.err);
                     return Err(Fail::new(format!("the group was not joined: {why}")));
@@ -164,7 +164,7 @@ impl Member {
                     spins += 1;
                     if spins % SPINS == 0 {
                         let since = *since.get_or_insert_with(Instant::now);
-                        if since.elapsed() > PATIENCE {
+                        if since.elapsed() > PEER_TIMEOUT {
                             let fail = Fail::new(format!("{} does not end", name(what)));
                             return Err(fail.mend("see what it waits for: barewire stats"));
                         }
@@ -187,19 +187,19 @@ impl Member {
     }
 
     /// Broadcasts a number from the first process.
-    fn agree(&self, number: u64) -> Result<u64, Fail> {
+    fn broadcast_number(&self, number: u64) -> Result<u64, Fail> {
         let (_, said) = self.call(CollKind::Broadcast, Buf::default(), words(1, |_| number))?;
         Ok(word(&said, 0))
     }
 
-    /// One size; `times` counts at the first process.
+    /// Runs one size. `times` counts at the first process only.
     fn run(
         &self,
         what: CollKind,
         size: u64,
         args: &Common,
         times: &mut Times,
-    ) -> Result<Ran, Fail> {
+    ) -> Result<RunResult, Fail> {
         let block = size as usize / 8;
         let (n, me) = (self.n as u32, self.rank as u32);
         let is_root = self.rank == 0;
@@ -207,11 +207,11 @@ impl Member {
         let mut source = words(blocks(what.blocks_in(n, me, 0)), |i| source_word(self.rank, i));
         let result = blocks(what.blocks_out(n, me, 0));
         let mut result = words(result, |i| if is_root { source_word(0, i) } else { 0 });
-        let mut ran = Ran { calls: 0, wrong: 0, seconds: 0.0 };
+        let mut ran = RunResult { calls: 0, wrong: 0, seconds: 0.0 };
         let (mut batch, mut warm) = (WARM_UP, true);
         let mut start = Instant::now();
         loop {
-            let now = self.agree(if is_root { batch } else { 0 })?;
+            let now = self.broadcast_number(if is_root { batch } else { 0 })?;
             if now == 0 {
                 break;
             }
@@ -249,8 +249,8 @@ impl Member {
     }
 }
 
-/// What a size came to.
-struct Ran {
+/// The result of a run with one size.
+struct RunResult {
     calls: u64,
     /// Calls with a wrong result, at all processes.
     wrong: u64,
@@ -268,12 +268,12 @@ fn word(buf: &[u8], i: usize) -> u64 {
 }
 
 /// The processes that the first one started; killed if it fails.
-struct Others(Vec<Child>);
+struct ChildProcesses(Vec<Child>);
 
-impl Drop for Others {
+impl Drop for ChildProcesses {
     fn drop(&mut self) {
         for child in &mut self.0 {
-            // Both fail if it has ended, which is what is wanted.
+            // Both fail if the child has ended already.
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -281,10 +281,10 @@ impl Drop for Others {
 }
 
 /// Starts processes 1 to `n - 1` and returns them with their addresses.
-fn spawn(n: u32, args: &[OsString]) -> Result<(Others, Vec<EpAddr>), Fail> {
+fn spawn(n: u32, args: &[OsString]) -> Result<(ChildProcesses, Vec<EpAddr>), Fail> {
     let exe = std::env::current_exe()
         .map_err(|why| Fail::new(format!("the path of this program is not known: {why}")))?;
-    let (mut others, mut addrs) = (Others(Vec::new()), Vec::new());
+    let (mut children, mut addrs) = (ChildProcesses(Vec::new()), Vec::new());
     for rank in 1..n {
         let child = Command::new(&exe)
             .args(args)
@@ -293,18 +293,18 @@ fn spawn(n: u32, args: &[OsString]) -> Result<(Others, Vec<EpAddr>), Fail> {
             .stdout(Stdio::piped())
             .spawn()
             .map_err(|why| Fail::new(format!("process {rank} does not start: {why}")))?;
-        others.0.push(child);
+        children.0.push(child);
     }
-    for child in &mut others.0 {
+    for child in &mut children.0 {
         let mut line = String::new();
         if let Some(stdout) = child.stdout.take() {
-            // An error leaves the line empty, which is judged below.
+            // An error leaves the line empty, which fails to parse below.
             let _ = BufReader::new(stdout).read_line(&mut line);
         }
         let addr = line.trim().parse();
         addrs.push(addr.map_err(|_| Fail::new("another process ended before it was ready"))?);
     }
-    Ok((others, addrs))
+    Ok((children, addrs))
 }
 
 /// Runs the first process, which starts the others, or one of these.
@@ -327,7 +327,7 @@ pub(super) fn run(
     if let Some(rank) = rank {
         out::print(format_args!("{own}\n"))?;
         let mut line = String::new();
-        // Nothing if the first process has ended, and so no group to join.
+        // Empty if the first process has ended: there is no group to join then.
         std::io::stdin().read_line(&mut line).map_err(Fail::new)?;
         let addrs: Result<Vec<EpAddr>, _> = line.split_whitespace().map(str::parse).collect();
         member.join(&addrs.map_err(Fail::new)?, rank as usize)?;
@@ -337,17 +337,17 @@ pub(super) fn run(
         return Ok(ExitCode::SUCCESS);
     }
     let n = args.spawn.unwrap_or(2);
-    let (mut others, theirs) = spawn(n, &child_args(args, what, sizes))?;
+    let (mut children, theirs) = spawn(n, &child_args(args, what, sizes))?;
     let addrs: Vec<EpAddr> = std::iter::once(own).chain(theirs).collect();
     let line: String = addrs.iter().map(|a| format!("{a} ")).collect();
-    for child in &mut others.0 {
+    for child in &mut children.0 {
         if let Some(mut stdin) = child.stdin.take() {
             writeln!(stdin, "{line}").map_err(Fail::new)?;
         }
     }
     member.join(&addrs, 0)?;
     let lines = measure(&member, args, what, sizes)?;
-    for child in &mut others.0 {
+    for child in &mut children.0 {
         let status = child.wait().map_err(Fail::new)?;
         if !status.success() {
             return Err(Fail::new(format!("another process failed: {status}")));

@@ -1,7 +1,7 @@
-//! What client and server of a measurement say to each other beside the measured messages.
+//! Control messages between client and server of a measurement.
 //!
-//! One fixed record of [`LEN`] bytes, little-endian, always a tagged message with
-//! [`CONTROL_TAG`], so that it is never taken for a measured one.
+//! One fixed record of [`LEN`] bytes, little-endian, always a tagged message with [`CONTROL_TAG`],
+//! so that it is never matched by a measured receive.
 
 use std::fmt;
 
@@ -19,14 +19,14 @@ pub(super) const DATA_TAG: u64 = 0x6261_7265_0000_0002;
 const MAGIC: u32 = 0x7070_7762;
 const VERSION: u16 = 2;
 
-/// One thing said.
+/// A control message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Control {
     /// Client: a run begins. The server answers [`Ready`](Self::Ready).
     Start(Run),
     /// Server: receives are posted, or memory is lent by this key, from address 0 on. Go on.
     Ready {
-        /// Of no meaning where nothing is lent.
+        /// Unused without registered memory.
         key: u64,
     },
     /// Client: `sent` messages were sent, no more will come. The server answers
@@ -42,11 +42,11 @@ pub(super) enum Control {
         /// Messages of which a byte was wrong; 0 if nobody looked.
         wrong: u64,
     },
-    /// Client: that was all.
+    /// Client: the last run is over.
     Bye,
 }
 
-/// A run as the client wants it.
+/// The parameters of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Run {
     /// Address of the client's endpoint.
@@ -66,15 +66,15 @@ pub(super) struct Run {
 pub(super) enum Mode {
     /// The server sends every message back.
     PingPong,
-    /// The server takes them.
+    /// The server receives the messages.
     Stream,
     /// The client writes to memory of the server.
     Write,
-    /// It reads from there.
+    /// The client reads memory of the server.
     Read,
-    /// It adds to a word there and gets the old value.
+    /// The client makes fetch-and-add operations on words of the server.
     Fadd,
-    /// It swaps words there for others if they are what it thinks.
+    /// The client makes compare-and-swap operations on words of the server.
     Cswap,
 }
 
@@ -83,14 +83,14 @@ impl Mode {
         [Self::PingPong, Self::Stream, Self::Write, Self::Read, Self::Fadd, Self::Cswap];
 }
 
-/// Why a record was not understood.
+/// Why a record was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BadControl {
-    /// Not from this command at all.
+    /// Not a record of this command.
     Foreign,
-    /// From another version of it.
+    /// A record of another version.
     Version(u16),
-    /// A field holds what it may not.
+    /// A field has an invalid value.
     Field,
 }
 

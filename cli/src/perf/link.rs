@@ -1,4 +1,4 @@
-//! An endpoint with what belongs to it, and the patience to use it.
+//! An endpoint with its queue and address vector, and calls that wait with a timeout.
 
 use std::collections::VecDeque;
 use std::fmt::Display;
@@ -16,16 +16,16 @@ use super::Common;
 use super::control::{CONTROL_TAG, Control, DATA_TAG, LEN};
 use crate::fail::Fail;
 
-/// Without any completion for so long, a client gives the server up. Longer than the dataplane
-/// needs to find a peer dead, so that a dead one is reported as that.
-pub(super) const CLIENT_PATIENCE: Duration = Duration::from_secs(10);
-/// As long, a server gives a client up. Shorter, so that the next client, who waits, is served.
-pub(super) const SERVER_PATIENCE: Duration = Duration::from_secs(5);
+/// A client gives up after so long without a completion. Longer than the dataplane needs to find a
+/// peer dead, so that a dead peer is reported as such.
+pub(super) const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
+/// A server gives up a client after so long without a completion. Shorter, so that the next waiting
+/// client is served.
+pub(super) const SERVER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long the last word may take to arrive, or a receive to find room; and for how long an end
-/// that has nothing more to say goes on to turn: longer than an acknowledgement is held back on a
-/// slow path.
-const LAST: Duration = Duration::from_secs(1);
+/// How long the final message may take to arrive, or a receive to find room; and how long a
+/// finished side keeps turning the loop: longer than an acknowledgement is delayed on a slow path.
+const FINAL_TIMEOUT: Duration = Duration::from_secs(1);
 const SETTLE: Duration = Duration::from_millis(40);
 
 /// Empty reads after which the processor is offered to others: the peer may need it.
@@ -38,10 +38,10 @@ const CONTROL_AT: u64 = 1 << 48;
 const SLOTS: u64 = 1 << 16;
 const CONTROL_BUFS: u64 = 4;
 
-/// Something that happened in the current run; what an earlier one left behind is dropped.
+/// An event of the current run. Events of earlier runs are dropped.
 pub(super) enum Event {
-    /// The peer said something; from an endpoint that only the message names.
-    Said(Control),
+    /// A control message of the peer, which names its sender.
+    Control(Control),
     /// A measured message arrived in `buf`, `len` bytes of it.
     Received { slot: usize, buf: Buf, len: usize },
     /// A measured message left `buf`, or a one-sided operation ended, whose answer is in `buf`.
@@ -62,17 +62,18 @@ pub(super) struct Link {
     batch: Vec<Completion>,
     /// Number of the current run.
     run: u64,
-    /// Read, and not yet looked at.
+    /// Events that were read and not yet returned.
     waiting: VecDeque<Event>,
     spins: u32,
-    patience: Duration,
-    /// Since when nothing has happened.
+    timeout: Duration,
+    /// Time of the last event, while waiting.
     quiet_since: Option<Instant>,
     /// Control messages that say nothing we understand.
     dropped: u64,
 }
 
-/// An endpoint, one that clients find by host and service if they can on this port.
+/// Opens an endpoint; with `by_name` one that clients find by host and service, if the port has
+/// such names.
 fn open_endpoint(domain: &Domain, info: &mut Info, by_name: bool) -> barewire::Result<Endpoint> {
     let names = Names::of(&domain.port().name);
     for service in names.services().filter(|_| by_name) {
@@ -87,7 +88,7 @@ fn open_endpoint(domain: &Domain, info: &mut Info, by_name: bool) -> barewire::R
     domain.endpoint(info)
 }
 
-/// What helps when an operation has ended with `error`, if that depends on the other side.
+/// The remedy for an operation that ended with `error`, if it is at the other side.
 fn mend_of(error: Error) -> Option<&'static str> {
     match error {
         Error::HostUnreach | Error::ConnRefused => {
@@ -110,16 +111,16 @@ impl Link {
     ///
     /// # Errors
     /// The line says what is missing.
-    pub(super) fn open(args: &Common, patience: Duration) -> Result<Self, Fail> {
-        Self::open_as(args, patience, false)
+    pub(super) fn open(args: &Common, timeout: Duration) -> Result<Self, Fail> {
+        Self::open_as(args, timeout, false)
     }
 
-    /// As [`open`](Self::open), and found by whoever knows the host, if the port has such names.
-    pub(super) fn open_by_name(args: &Common, patience: Duration) -> Result<Self, Fail> {
-        Self::open_as(args, patience, true)
+    /// As [`open`](Self::open), reachable by host and service if the port has such names.
+    pub(super) fn open_by_name(args: &Common, timeout: Duration) -> Result<Self, Fail> {
+        Self::open_as(args, timeout, true)
     }
 
-    fn open_as(args: &Common, patience: Duration, by_name: bool) -> Result<Self, Fail> {
+    fn open_as(args: &Common, timeout: Duration, by_name: bool) -> Result<Self, Fail> {
         let port = args.port.as_str();
         let mut settings = Settings::from_env().map_err(Fail::usage)?;
         args.set_keys(&mut settings)?;
@@ -161,7 +162,7 @@ impl Link {
             run: 0,
             waiting: VecDeque::new(),
             spins: 0,
-            patience,
+            timeout,
             quiet_since: None,
             dropped: 0,
         };
@@ -175,7 +176,7 @@ impl Link {
     pub(super) fn begin(&mut self) {
         self.run += 1;
         self.quiet_since = None;
-        self.waiting.retain(|event| matches!(event, Event::Said(_)));
+        self.waiting.retain(|event| matches!(event, Event::Control(_)));
     }
 
     fn context(&self, slot: usize) -> u64 {
@@ -212,19 +213,19 @@ impl Link {
         self.av.remove(&[peer]).map_err(Fail::new)
     }
 
-    /// Says `what` to `peer`, waiting for room as long as it takes.
-    pub(super) fn say(&mut self, peer: FiAddr, what: Control) -> Result<(), Fail> {
+    /// Sends control message `what` to `peer`; waits for room.
+    pub(super) fn send_control(&mut self, peer: FiAddr, what: Control) -> Result<(), Fail> {
         let bytes = what.to_bytes();
         loop {
             match self.ep.tinject(&bytes, peer, CONTROL_TAG) {
-                Err(Error::Again) => self.breathe()?,
+                Err(Error::Again) => self.wait_for_room()?,
                 done => return done.map_err(Fail::new),
             }
         }
     }
 
-    /// Says what is the last, and waits until it has arrived, but not for long.
-    pub(super) fn say_last(&mut self, peer: FiAddr, what: Control) -> Result<(), Fail> {
+    /// Sends the final control message and waits for its delivery, at most [`FINAL_TIMEOUT`].
+    pub(super) fn send_final(&mut self, peer: FiAddr, what: Control) -> Result<(), Fail> {
         self.begin();
         let started = Instant::now();
         let mut buf = Buf::from(what.to_bytes().to_vec());
@@ -232,9 +233,9 @@ impl Link {
             self.try_post(0, |ep, context| ep.tsend(buf, peer, CONTROL_TAG, context))?
         {
             buf = refused;
-            self.breathe()?;
+            self.wait_for_room()?;
         }
-        while started.elapsed() < LAST {
+        while started.elapsed() < FINAL_TIMEOUT {
             match self.poll()? {
                 Some(Event::Sent { .. } | Event::Failed(_)) => break,
                 _ => std::hint::spin_loop(),
@@ -261,7 +262,7 @@ impl Link {
                 self.ep.inject(bytes, peer)
             };
             match posted {
-                Err(Error::Again) => self.breathe()?,
+                Err(Error::Again) => self.wait_for_room()?,
                 done => return done.map_err(Fail::new),
             }
         }
@@ -302,8 +303,8 @@ impl Link {
         &self.domain
     }
 
-    /// Something happened that is no event: it is not quiet since before `when`.
-    pub(super) fn heard(&mut self, when: Instant) {
+    /// Notes activity at `when` that is no event, for the timeout.
+    pub(super) fn note_activity(&mut self, when: Instant) {
         if let Some(since) = &mut self.quiet_since {
             *since = (*since).max(when);
         }
@@ -320,7 +321,7 @@ impl Link {
         let mut buf = buf;
         while let Some(refused) = self.try_send(buf, peer, tagged, slot)? {
             buf = refused;
-            self.breathe()?;
+            self.wait_for_room()?;
         }
         Ok(())
     }
@@ -339,7 +340,7 @@ impl Link {
                 Ok(()) => return Ok(()),
                 Err(PostError { error: Error::Again, bufs }) => {
                     buf = bufs.into_one().unwrap_or_default();
-                    self.breathe()?;
+                    self.wait_for_room()?;
                 }
                 Err(PostError { error, .. }) => return Err(Fail::new(error)),
             }
@@ -352,7 +353,7 @@ impl Link {
         let _ = self.ep.cancel(self.context(slot));
     }
 
-    /// What happened, if anything has; turns the poll loop.
+    /// The next event, if there is one. Turns the loop.
     pub(super) fn poll(&mut self) -> Result<Option<Event>, Fail> {
         if self.waiting.is_empty() {
             self.read()?;
@@ -360,35 +361,35 @@ impl Link {
         Ok(self.waiting.pop_front())
     }
 
-    /// What happens next.
+    /// Waits for the next event.
     ///
     /// # Errors
-    /// Nothing happened for as long as its patience lasts.
+    /// No event within the timeout.
     pub(super) fn next(&mut self) -> Result<Event, Fail> {
         loop {
             if let Some(event) = self.poll()? {
                 return Ok(event);
             }
-            self.check_patience()?;
+            self.check_timeout()?;
         }
     }
 
     /// Gives the other side up if nothing has happened for too long.
     pub(super) fn wait(&mut self) -> Result<(), Fail> {
-        self.check_patience()
+        self.check_timeout()
     }
 
     /// Takes in what has happened while a call waits for room.
-    fn breathe(&mut self) -> Result<(), Fail> {
+    fn wait_for_room(&mut self) -> Result<(), Fail> {
         let before = self.waiting.len();
         self.read()?;
         if self.waiting.len() == before {
-            self.check_patience()?;
+            self.check_timeout()?;
         }
         Ok(())
     }
 
-    fn check_patience(&mut self) -> Result<(), Fail> {
+    fn check_timeout(&mut self) -> Result<(), Fail> {
         self.spins += 1;
         if self.spins < SPINS {
             std::hint::spin_loop();
@@ -397,12 +398,12 @@ impl Link {
         self.spins = 0;
         std::thread::yield_now();
         let since = *self.quiet_since.get_or_insert_with(Instant::now);
-        if since.elapsed() < self.patience {
+        if since.elapsed() < self.timeout {
             return Ok(());
         }
-        let what = format!("nothing came from the other side for {} s", self.patience.as_secs());
-        Err(Fail::new(what).mend(match self.patience {
-            SERVER_PATIENCE => "has its process ended? see there: barewire stats",
+        let what = format!("nothing came from the other side for {} s", self.timeout.as_secs());
+        Err(Fail::new(what).mend(match self.timeout {
+            SERVER_TIMEOUT => "has its process ended? see there: barewire stats",
             _ => "does `barewire pingpong --listen` run there, on the same port?",
         }))
     }
@@ -432,7 +433,7 @@ impl Link {
             let said = Control::from_bytes(&buf[..len.min(buf.len())]);
             self.post_control(buf, context)?;
             match said {
-                Ok(said) => self.waiting.push_back(Event::Said(said)),
+                Ok(said) => self.waiting.push_back(Event::Control(said)),
                 Err(why) => self.drop_control(&why),
             }
             return Ok(());
@@ -494,7 +495,7 @@ impl Link {
                     buf = bufs.into_one().unwrap_or_default();
                     // Not `breathe`, which could come back here.
                     self.domain.progress().map_err(Fail::new)?;
-                    if started.elapsed() > LAST {
+                    if started.elapsed() > FINAL_TIMEOUT {
                         let what = "there is no room for one more receive";
                         return Err(Fail::new(what).mend("set a larger BAREWIRE_RX_MAX"));
                     }

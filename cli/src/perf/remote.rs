@@ -1,5 +1,5 @@
-//! Measured operations on the other side's memory: what the client does with it and how it finds
-//! out that the answers are right, and how the server sees that it is used.
+//! One-sided operations of a measurement: their posting and verification at the client, and the
+//! registered memory at the server.
 
 use std::time::Instant;
 
@@ -17,12 +17,12 @@ use crate::fail::Fail;
 const WORD: usize = 8;
 
 impl Mode {
-    /// Whether the server only lends memory.
+    /// Whether the server only registers memory.
     pub(super) fn is_one_sided(self) -> bool {
         !matches!(self, Self::PingPong | Self::Stream)
     }
 
-    /// How the mode is called, and what one operation is called.
+    /// Names of the mode and of one operation.
     pub(super) fn names(self) -> (&'static str, &'static str) {
         match self {
             Self::PingPong => ("pingpong", "messages"),
@@ -35,15 +35,15 @@ impl Mode {
     }
 }
 
-/// The server's memory as the client uses it.
+/// The server's memory, at the client.
 pub(super) struct Target {
     run: Run,
     to: Remote,
-    /// Operation that each slot was used for last.
+    /// Number of the last operation of each slot.
     last: Vec<Option<u64>>,
-    /// What the word of each slot is, where swaps have one of their own.
+    /// Expected word of each slot, for compare-and-swap.
     words: Vec<u64>,
-    /// Answers that were not what they had to be.
+    /// Number of wrong results.
     pub(super) wrong: u64,
 }
 
@@ -93,12 +93,12 @@ impl Target {
         posted
     }
 
-    /// The operation of `slot` has ended with `buf`.
+    /// Handles the completion of the operation of `slot`, with its buffer `buf`.
     pub(super) fn ended(&mut self, slot: usize, buf: &[u8]) {
         let word = || buf.first_chunk().map(|b| u64::from_le_bytes(*b));
         let right = match self.run.mode {
             Mode::Read => !self.run.verify || pattern::holds(slot as u64, buf),
-            // One initiator: they are executed in the order of posting.
+            // There is one initiator, so operations are executed in the order of posting.
             Mode::Fadd => !self.run.verify || word() == self.last[slot],
             Mode::Cswap => {
                 let found = word() == Some(self.words[slot]);
@@ -110,7 +110,7 @@ impl Target {
         self.wrong += u64::from(!right);
     }
 
-    /// Slots whose last write is to be read back and compared, and by which number.
+    /// Slots whose last write has to be verified, and the number of that write.
     pub(super) fn to_compare(&self) -> Vec<(usize, u64)> {
         if self.run.mode != Mode::Write || !self.run.verify {
             return Vec::new();
@@ -119,7 +119,7 @@ impl Target {
         used.filter_map(|(slot, number)| Some((slot, (*number)?))).collect()
     }
 
-    /// Posts the read that brings `slot` back.
+    /// Posts the read that verifies `slot`.
     pub(super) fn read_back(
         &self,
         ep: &Endpoint,
@@ -131,20 +131,20 @@ impl Target {
     }
 }
 
-/// Memory that a server lends for one run.
-pub(super) struct Lent {
+/// Registered memory of a server for one run.
+pub(super) struct LentRegion {
     mr: Mr,
-    /// Counts what the client does to it.
+    /// Counts the client's operations.
     cntr: Cntr,
     seen: u64,
     since: Instant,
 }
 
-impl Lent {
-    /// Registers what `run` needs.
+impl LentRegion {
+    /// Registers the memory of `run`.
     ///
     /// # Errors
-    /// It asks for more than a run may, or the domain has no room.
+    /// The run requests more memory than allowed, or the domain has no room.
     pub(super) fn new(domain: &Domain, run: &Run) -> Result<Self, Fail> {
         let size = usize::try_from(run.size).map_err(Fail::new)?.max(WORD);
         let slots = run.window.clamp(1, 512) as usize;
@@ -169,7 +169,7 @@ impl Lent {
         self.mr.key()
     }
 
-    /// Since when the client has not touched it.
+    /// Since when the client has made no operation.
     pub(super) fn untouched_since(&mut self) -> Result<Instant, Fail> {
         let count = self.cntr.read().map_err(Fail::new)?;
         if count != self.seen {

@@ -1,4 +1,4 @@
-//! What a run measured, for people and for programs.
+//! Results of a run, as text and as JSON.
 
 use hdrhistogram::Histogram;
 use serde::Serialize;
@@ -9,13 +9,13 @@ use crate::table::{Align, bytes, layout};
 pub(super) struct Times(Histogram<u64>);
 
 impl Times {
-    /// No times yet.
+    /// An empty histogram.
     pub(super) fn new() -> Self {
         let histogram = Histogram::new_with_bounds(1, 100_000_000_000, 3);
         Self(histogram.expect("the bounds are constants that fit each other"))
     }
 
-    /// Adds one; what is longer than the longest counts as that.
+    /// Adds a time, limited to the longest.
     pub(super) fn add(&mut self, ns: u64) {
         self.0.saturating_record(ns);
     }

@@ -1,5 +1,5 @@
-//! The side that waits for clients: sends back what a ping-pong sends, takes and compares what a
-//! stream sends, lends memory to what writes and reads.
+//! The server of a measurement: echoes a ping-pong, receives and verifies a stream, or registers
+//! memory for one-sided operations.
 
 use std::collections::VecDeque;
 use std::process::ExitCode;
@@ -10,14 +10,14 @@ use barewire::{Buf, EpAddr, FiAddr};
 use serde::Serialize;
 
 use super::control::{Control, Mode, Run};
-use super::link::{Event, Link, SERVER_PATIENCE};
-use super::remote::Lent;
+use super::link::{Event, Link, SERVER_TIMEOUT};
+use super::remote::LentRegion;
 use super::{Common, pattern};
 use crate::fail::Fail;
-use crate::out::{json, mention, print};
+use crate::out::{json, print, print_optional};
 
-/// Polls so long at full speed after something happened, then looks every millisecond: a server
-/// that waits for a person takes no processor.
+/// How long the server polls at full speed after an event. Then it polls every millisecond, so that
+/// an idle server takes no processor.
 const AWAKE: Duration = Duration::from_millis(200);
 
 #[derive(Serialize)]
@@ -27,7 +27,7 @@ struct Listening {
 }
 
 #[derive(Serialize)]
-struct Served {
+struct ServedRun {
     client: String,
     run: &'static str,
     size: u64,
@@ -35,13 +35,13 @@ struct Served {
     wrong: u64,
 }
 
-/// Listens, prints how to reach us, and serves until interrupted or, with `--once`, one client.
+/// Prints the server's address and serves clients until interrupted or, with `--once`, one client.
 ///
 /// # Errors
 /// The port does not open. A client that fails ends its run and nothing else, unless it is the
 /// only one.
 pub(super) fn run(args: &Common) -> Result<ExitCode, Fail> {
-    let mut link = Link::open_by_name(args, SERVER_PATIENCE)?;
+    let mut link = Link::open_by_name(args, SERVER_TIMEOUT)?;
     let names = Names::of(link.port());
     let (at, is_whole) = names.name(link.addr()?);
     let is_name = is_whole || matches!(names, Names::Queried { .. }) && !at.ip().is_loopback();
@@ -72,7 +72,7 @@ pub(super) fn run(args: &Common) -> Result<ExitCode, Fail> {
         let served = serve(&mut link, start, &mut later, args.json);
         match served {
             Ok(()) if args.once => {
-                // Nobody waits for more.
+                // The reader of standard output has closed it.
                 let _ = link.settle();
                 return Ok(ExitCode::SUCCESS);
             }
@@ -83,7 +83,7 @@ pub(super) fn run(args: &Common) -> Result<ExitCode, Fail> {
     }
 }
 
-/// What the other side opens: the same port, of a memif in the other role.
+/// The port name for the other side: the same port, for a memif in the other role.
 fn other_end(port: &str) -> String {
     let Some(at) = port.find("memif:").filter(|_| !port.contains('|')) else {
         return port.to_owned();
@@ -97,7 +97,7 @@ fn other_end(port: &str) -> String {
     format!("{wrappers}{}", options.join(","))
 }
 
-/// Whether a port has an IP address that no other host can have.
+/// Whether a port name has an IP address of this host alone.
 fn names_this_host(port: &str) -> bool {
     if let Some((_, address)) = port.split_once("ip(") {
         return !address.starts_with("127.") && !address.starts_with("[::1]");
@@ -113,16 +113,16 @@ fn names_this_host(port: &str) -> bool {
         && !address.starts_with("127.")
 }
 
-/// The first run of a client, or `None` if the process that started us has gone.
+/// The first run of a client, or `None` if the parent process has ended.
 fn wait_for_client(link: &mut Link, parent: Option<i32>) -> Result<Option<Run>, Fail> {
     let mut awake = Instant::now();
     loop {
         match link.poll() {
-            Ok(Some(Event::Said(Control::Start(run)))) => return Ok(Some(run)),
+            Ok(Some(Event::Control(Control::Start(run)))) => return Ok(Some(run)),
             Ok(Some(_)) => awake = Instant::now(),
             Ok(None) if awake.elapsed() < AWAKE => std::thread::yield_now(),
             Ok(None) => std::thread::sleep(Duration::from_millis(1)),
-            // What a former client left behind; it must not end the server.
+            // A late error of a former client must not end the server.
             Err(why) => tracing::debug!("{why}"),
         }
         if parent.is_some_and(|pid| nix::unistd::getppid().as_raw() != pid) {
@@ -131,7 +131,7 @@ fn wait_for_client(link: &mut Link, parent: Option<i32>) -> Result<Option<Run>, 
     }
 }
 
-/// Serves one client from its first Start to its Bye. Others that come meanwhile are put in
+/// Serves one client from its first Start to its Bye. Other clients meanwhile are queued in
 /// `later`.
 fn serve(
     link: &mut Link,
@@ -161,11 +161,11 @@ fn serve(
     done
 }
 
-/// Clients that wait at most; each is told nothing until its turn.
+/// Most waiting clients. A client gets no reply before its turn.
 const LATER_MAX: usize = 64;
 
-/// Keeps the first run of a client for after this one's. Who asks again is meant once.
-fn put_off(later: &mut VecDeque<Run>, run: Run) {
+/// Queues the first run of another client, once per client.
+fn defer_client(later: &mut VecDeque<Run>, run: Run) {
     later.retain(|other| other.client != run.client);
     if later.len() < LATER_MAX {
         later.push_back(run);
@@ -180,9 +180,9 @@ fn next_run(
 ) -> Result<Option<Run>, Fail> {
     loop {
         match link.next()? {
-            Event::Said(Control::Start(run)) if run.client == client => return Ok(Some(run)),
-            Event::Said(Control::Start(run)) => put_off(later, run),
-            Event::Said(Control::Bye) => return Ok(None),
+            Event::Control(Control::Start(run)) if run.client == client => return Ok(Some(run)),
+            Event::Control(Control::Start(run)) => defer_client(later, run),
+            Event::Control(Control::Bye) => return Ok(None),
             _ => {}
         }
     }
@@ -192,18 +192,18 @@ fn report(addr: &EpAddr, run: &Run, received: u64, wrong: u64, as_json: bool) {
     let (name, ops) = run.mode.names();
     let client = addr.to_string();
     if as_json {
-        let served = Served { client, run: name, size: run.size, received, wrong };
-        mention(serde_json::to_string(&served).unwrap_or_default());
+        let served = ServedRun { client, run: name, size: run.size, received, wrong };
+        print_optional(serde_json::to_string(&served).unwrap_or_default());
     } else {
         let size = crate::table::bytes(run.size);
         let checked = match (run.verify, wrong) {
             (false, _) => String::new(),
-            // The client sees whether they are.
+            // The client verifies them.
             (true, 0) if run.mode.is_one_sided() => String::new(),
             (true, 0) => ", every byte right".to_owned(),
             (true, wrong) => format!(", {wrong} WRONG"),
         };
-        mention(format_args!("{client}: {name}, {received} {ops} of {size}{checked}"));
+        print_optional(format_args!("{client}: {name}, {received} {ops} of {size}{checked}"));
     }
 }
 
@@ -220,7 +220,7 @@ struct Server<'a> {
     /// the order of posting, and may complete out of it.
     posted: Vec<(usize, u64)>,
     next_number: u64,
-    /// Messages on their way back.
+    /// Messages that are being echoed.
     returning: usize,
     received: u64,
     wrong: u64,
@@ -246,7 +246,7 @@ impl<'a> Server<'a> {
             self.post(slot, Buf::zeroed(len))?;
         }
         self.drain()?;
-        self.link.say(self.peer, Control::Ready { key: 0 })?;
+        self.link.send_control(self.peer, Control::Ready { key: 0 })?;
         let mut total = None;
         while total != Some(self.received) || self.returning > 0 {
             match self.link.next()? {
@@ -255,54 +255,57 @@ impl<'a> Server<'a> {
                     self.returning -= 1;
                     self.post(slot, buf)?;
                 }
-                Event::Said(Control::Stop { sent }) => total = Some(sent),
-                Event::Said(Control::Start(run)) if run.client != self.run.client => {
-                    put_off(self.later, run);
+                Event::Control(Control::Stop { sent }) => total = Some(sent),
+                Event::Control(Control::Start(run)) if run.client != self.run.client => {
+                    defer_client(self.later, run);
                 }
-                Event::Said(said) if !said.is_of_client() => self.link.drop_control(&said.odd()),
-                Event::Said(said) => {
+                Event::Control(said) if !said.is_of_client() => self.link.drop_control(&said.odd()),
+                Event::Control(said) => {
                     return Err(Fail::new(format!("the client said {said:?} in a run")));
                 }
                 Event::Failed(why) => return Err(why),
-                // Perhaps of a client that has died; of ours, the message will be missed.
+                // It may be of a dead client. If it is of this client, the message count will show
+                // it.
                 Event::InjectFailed(why) => tracing::debug!("{why}"),
             }
         }
         let (received, wrong) = (self.received, self.wrong);
-        self.link.say(self.peer, Control::Done { received, wrong })?;
+        self.link.send_control(self.peer, Control::Done { received, wrong })?;
         Ok((received, wrong))
     }
 
-    /// Lends memory until Stop. What is done with it is no event, only a counter shows it.
+    /// Registers memory until Stop. One-sided operations are no events: only a counter shows them.
     fn lend(&mut self) -> Result<(u64, u64), Fail> {
-        let mut lent = Lent::new(self.link.domain(), &self.run)?;
-        self.link.say(self.peer, Control::Ready { key: lent.key() })?;
+        let mut lent = LentRegion::new(self.link.domain(), &self.run)?;
+        self.link.send_control(self.peer, Control::Ready { key: lent.key() })?;
         loop {
             match self.link.poll()? {
-                Some(Event::Said(Control::Stop { sent })) => {
-                    self.link.say(self.peer, Control::Done { received: sent, wrong: 0 })?;
+                Some(Event::Control(Control::Stop { sent })) => {
+                    self.link
+                        .send_control(self.peer, Control::Done { received: sent, wrong: 0 })?;
                     return Ok((sent, 0));
                 }
-                Some(Event::Said(Control::Start(run))) if run.client != self.run.client => {
-                    put_off(self.later, run);
+                Some(Event::Control(Control::Start(run))) if run.client != self.run.client => {
+                    defer_client(self.later, run);
                 }
-                Some(Event::Said(said)) if !said.is_of_client() => {
+                Some(Event::Control(said)) if !said.is_of_client() => {
                     self.link.drop_control(&said.odd());
                 }
-                Some(Event::Said(said)) => {
+                Some(Event::Control(said)) => {
                     return Err(Fail::new(format!("the client said {said:?} in a run")));
                 }
                 Some(Event::Failed(why)) => return Err(why),
                 Some(_) => {}
                 None => {
-                    self.link.heard(lent.untouched_since()?);
+                    self.link.note_activity(lent.untouched_since()?);
                     self.link.wait()?;
                 }
             }
         }
     }
 
-    /// Throws away what a client that broke off has sent: ours sends nothing before Ready.
+    /// Drops messages of a client that has ended early: the current client sends nothing before
+    /// Ready.
     fn drain(&mut self) -> Result<(), Fail> {
         let mut quiet = 0;
         while quiet < 100 {
@@ -351,8 +354,7 @@ impl<'a> Server<'a> {
         self.link.send(buf, self.peer, tagged, slot)
     }
 
-    /// Takes the receives back that are still posted, so that none of this run is matched in the
-    /// next.
+    /// Cancels the receives that are still posted, so that none is matched in the next run.
     fn take_back(&mut self) {
         for (slot, _) in std::mem::take(&mut self.posted) {
             self.link.cancel(slot);
@@ -391,7 +393,7 @@ mod tests {
             size: 8,
             window: 1,
         };
-        (0..=255).chain(0..=9).for_each(|client| put_off(&mut later, run(client)));
+        (0..=255).chain(0..=9).for_each(|client| defer_client(&mut later, run(client)));
         assert_eq!(later.len(), LATER_MAX);
         let mut clients: Vec<_> = later.iter().map(|run| run.client).collect();
         clients.sort_unstable();

@@ -18,7 +18,7 @@ use crate::stats::{published, since_1970_ns, tell_unread};
 mod model;
 mod view;
 
-use model::{Model, Sort, Wanted};
+use model::{Filter, Model, Sort};
 
 /// Shows live the processes, peers and switches of this node, and what waits for what
 ///
@@ -79,31 +79,31 @@ pub(crate) struct TopArgs {
     pid: Option<u32>,
 }
 
-/// What keys go to.
+/// Input mode of the keyboard.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Typing {
+enum InputMode {
     #[default]
     Nothing,
     Filter,
 }
 
-/// What the user chose.
+/// Selection, sorting and filter of the user.
 #[derive(Debug, Default)]
 struct State {
-    wanted: Wanted,
-    /// The file of the domain whose peers are shown alone.
+    wanted: Filter,
+    /// File of the selected domain, whose peers alone are shown.
     selected: Option<PathBuf>,
-    /// Its place among the domains.
+    /// Index of the selected domain.
     selected_at: usize,
-    /// Peers above the first that is shown.
+    /// Number of peers scrolled out above.
     scrolled: usize,
     paused: bool,
-    typing: Typing,
+    typing: InputMode,
     ended: bool,
 }
 
 impl State {
-    /// The first domain to show in `height` lines, one of them the head.
+    /// Index of the first domain to show in `height` lines, one of them the header.
     fn first_domain(&self, height: u16) -> usize {
         (self.selected_at + 2).saturating_sub(height.into())
     }
@@ -113,7 +113,7 @@ impl State {
             self.ended = true;
             return;
         }
-        if self.typing == Typing::Filter {
+        if self.typing == InputMode::Filter {
             return self.type_filter(key.code);
         }
         match key.code {
@@ -121,7 +121,7 @@ impl State {
             KeyCode::Char('s') => self.wanted.sort = self.wanted.sort.next(),
             KeyCode::Char('w') => self.wanted.waiting = !self.wanted.waiting,
             KeyCode::Char(' ') => self.paused = !self.paused,
-            KeyCode::Char('/') => self.typing = Typing::Filter,
+            KeyCode::Char('/') => self.typing = InputMode::Filter,
             KeyCode::Esc => self.select(None),
             KeyCode::Down | KeyCode::Char('j') => {
                 self.step(domains, |at| at.map_or(0, |at| at + 1))
@@ -138,10 +138,10 @@ impl State {
     fn type_filter(&mut self, code: KeyCode) {
         let filter = &mut self.wanted.filter;
         match code {
-            KeyCode::Enter => self.typing = Typing::Nothing,
+            KeyCode::Enter => self.typing = InputMode::Nothing,
             KeyCode::Esc => {
                 filter.clear();
-                self.typing = Typing::Nothing;
+                self.typing = InputMode::Nothing;
             }
             KeyCode::Backspace => drop(filter.pop()),
             KeyCode::Char(c) => filter.push(c),
@@ -150,7 +150,7 @@ impl State {
         self.scrolled = 0;
     }
 
-    /// Selects the domain that `next` says after the one that is selected.
+    /// Moves the selection by `next`.
     fn step(&mut self, domains: &[PathBuf], next: impl Fn(Option<usize>) -> usize) {
         let at = self.selected.as_ref().and_then(|path| domains.iter().position(|d| d == path));
         let at = next(at).min(domains.len().saturating_sub(1));
@@ -166,7 +166,7 @@ impl State {
         self.scrolled = 0;
     }
 
-    /// What is shown of two looks.
+    /// The model of two snapshots.
     fn model(&mut self, [before, now]: &[Published; 2], now_ns: u64) -> Model {
         let mut model = Model::new(before, now, now_ns, &self.wanted);
         let is_there = |path: &PathBuf| model.domains.iter().any(|d| d.path == *path);
@@ -190,7 +190,7 @@ pub(crate) fn run(args: &TopArgs) -> Result<ExitCode, Fail> {
         return Err(Fail::usage("--interval: expected 0.1 to 3600 seconds"));
     }
     let (sort, filter, waiting) = (args.sort, args.filter.clone(), args.waiting);
-    let state = State { wanted: Wanted { sort, filter, waiting }, ..State::default() };
+    let state = State { wanted: Filter { sort, filter, waiting }, ..State::default() };
     if args.once || !std::io::stdout().is_terminal() {
         return once(args, state);
     }
@@ -216,11 +216,11 @@ pub(crate) fn run(args: &TopArgs) -> Result<ExitCode, Fail> {
     ended.map(|()| ExitCode::SUCCESS)
 }
 
-/// Longest wait for a key: so often a signal is looked for.
+/// Longest wait for a key, after which signals are checked.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Looks at the statistics once an interval, and has `turn` show them and wait for a key until the
-/// next look at most.
+/// Reads the statistics once an interval; `turn` shows them and waits for a key, at most until the
+/// next read.
 fn live(
     args: &TopArgs,
     mut state: State,
@@ -229,7 +229,7 @@ fn live(
     let interval = Duration::from_secs_f64(args.interval);
     let first = published(args.pid)?;
     let mut looks = [first.clone(), first];
-    // The first rates are there soon.
+    // A short first interval, so that rates appear soon.
     let mut due = Instant::now() + interval.min(LOOK);
     while !state.ended {
         let now = Instant::now();
@@ -238,7 +238,7 @@ fn live(
             looks.swap(0, 1);
             looks[1] = published(args.pid)?;
         }
-        // Nothing is due while it is paused.
+        // No read is due while the screen is paused.
         let left = if state.paused { LOOK } else { due.saturating_duration_since(now) };
         turn(&looks, &mut state, left.clamp(Duration::from_millis(1), LOOK))?;
     }
@@ -248,7 +248,7 @@ fn live(
 /// Columns of a screen that is no terminal.
 const WIDTH: u16 = 80;
 
-/// Prints one screen of what an interval brought, as long as it takes.
+/// Prints one screen after one interval.
 fn once(args: &TopArgs, mut state: State) -> Result<ExitCode, Fail> {
     let before = published(args.pid)?;
     tell_unread(&before);
@@ -256,7 +256,7 @@ fn once(args: &TopArgs, mut state: State) -> Result<ExitCode, Fail> {
     let looks = [before, published(args.pid)?];
     let model = state.model(&looks, since_1970_ns());
     let size = ratatui::crossterm::terminal::size();
-    // A serial line says that it has no columns.
+    // A serial line reports 0 columns.
     let is_known = |&(width, _): &(u16, u16)| width > 0 && std::io::stdout().is_terminal();
     let width = size.ok().filter(is_known).map_or(WIDTH, |(width, _)| width);
     out::print(screen(&model, &state, (width, view::height(&model))))?;

@@ -1,4 +1,4 @@
-//! What changed between two looks at the statistics: rates, sorted and filtered.
+//! The difference of two snapshots of the statistics: rates, sorted and filtered.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -10,7 +10,7 @@ use barewire::stats::{Published, SessionRow, Snapshot};
 use crate::metrics::path;
 use crate::trips::Trips;
 
-/// What the list of peers is sorted by, the largest first.
+/// Sort key of the list of peers, the largest first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Sort {
     /// Operations that wait.
@@ -34,7 +34,7 @@ impl Sort {
     const ALL: [Self; 7] =
         [Self::Waiting, Self::Tx, Self::Rx, Self::Resent, Self::Rtt, Self::Flight, Self::Heard];
 
-    /// The one after it, and after the last the first.
+    /// The next sort key, cyclically.
     pub(super) fn next(self) -> Self {
         let at = Self::ALL.iter().position(|&sort| sort == self).unwrap_or(0);
         Self::ALL[(at + 1) % Self::ALL.len()]
@@ -53,9 +53,9 @@ impl Sort {
     }
 }
 
-/// What is shown of all.
+/// The filter of peers.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Wanted {
+pub(super) struct Filter {
     pub(super) sort: Sort,
     /// Text that a peer's line has: its process, port, address, path, state or cause to wait.
     pub(super) filter: String,
@@ -63,7 +63,7 @@ pub(super) struct Wanted {
     pub(super) waiting: bool,
 }
 
-/// What there is to show. Rates are per second, 0 where nothing was written since.
+/// The data of the screen. Rates are per second, 0 without an update.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Model {
     pub(super) switches: Vec<Switch>,
@@ -89,7 +89,7 @@ pub(super) struct Switch {
 
 #[derive(Clone, Debug)]
 pub(super) struct Domain {
-    /// Its file, which is its name here.
+    /// Its statistics file, which identifies it.
     pub(super) path: PathBuf,
     pub(super) pid: u32,
     pub(super) port: String,
@@ -99,11 +99,11 @@ pub(super) struct Domain {
     pub(super) tx: f64,
     pub(super) rx: f64,
     pub(super) resent: f64,
-    /// The round trip to far peers that 99 of 100 took at most, ns; 0 if there were none.
+    /// The 99th percentile of round trips to far peers, ns; 0 if there were none.
     pub(super) p99_ns: u64,
     pub(super) peers: usize,
     pub(super) waiting: u64,
-    /// The worst that one of these waits for.
+    /// The most severe cause of waiting.
     pub(super) wait: &'static str,
     /// Since its program polled.
     pub(super) idle_ns: u64,
@@ -123,8 +123,8 @@ pub(super) struct Peer {
 }
 
 impl Model {
-    /// What changed from `before` to `now`, which is `now_ns` since 1970.
-    pub(super) fn new(before: &Published, now: &Published, now_ns: u64, wanted: &Wanted) -> Self {
+    /// The model of the changes from `before` to `now`, read at `now_ns` since 1970.
+    pub(super) fn new(before: &Published, now: &Published, now_ns: u64, wanted: &Filter) -> Self {
         let earlier: HashMap<_, _> = before.domains.iter().map(|s| (&s.path, s)).collect();
         let mut model = Self::default();
         for s in &now.domains {
@@ -137,7 +137,7 @@ impl Model {
         let switches = now.switches.iter();
         model.switches =
             switches.map(|s| switch(earlier.get(&s.path).copied(), s, now_ns)).collect();
-        // A stable sort: peers that are alike stay where they are.
+        // A stable sort: equal peers keep their order.
         model.peers.sort_by_key(|peer| Reverse(key(peer, wanted.sort)));
         model
     }
@@ -147,7 +147,7 @@ impl Model {
         self.peers.retain(|peer| peer.domain == *domain);
     }
 
-    /// Operations that wait for the worst cause, and that.
+    /// The most severe cause of waiting, and the number of operations.
     pub(super) fn worst(&self) -> Option<(u64, &'static str)> {
         worst(self.peers.iter().map(|peer| &peer.row))
     }
@@ -158,7 +158,7 @@ fn key(peer: &Peer, sort: Sort) -> u64 {
         Sort::Waiting => peer.row.waiting,
         Sort::Tx => peer.tx.unwrap_or(0.0) as u64,
         Sort::Rx => peer.rx.unwrap_or(0.0) as u64,
-        // Less than one a second counts too.
+        // Rates below one per second are kept.
         Sort::Resent => (peer.resent * 1000.0) as u64,
         Sort::Rtt => peer.row.srtt_ns,
         Sort::Flight => peer.row.in_flight,
@@ -166,7 +166,7 @@ fn key(peer: &Peer, sort: Sort) -> u64 {
     }
 }
 
-fn is_wanted(peer: &Peer, port: &str, wanted: &Wanted) -> bool {
+fn is_wanted(peer: &Peer, port: &str, wanted: &Filter) -> bool {
     if wanted.waiting && peer.row.waiting == 0 {
         return false;
     }
@@ -186,7 +186,7 @@ fn worst<'a>(rows: impl Iterator<Item = &'a SessionRow>) -> Option<(u64, &'stati
     causes.into_iter().max_by_key(|&(count, cause)| (severity(cause), count))
 }
 
-/// How far a cause is from a job that runs as fast as it can.
+/// Severity of a cause of waiting.
 fn severity(cause: &str) -> u8 {
     match cause {
         "repeats" | "silent" | "open" => 2,
@@ -195,7 +195,7 @@ fn severity(cause: &str) -> u8 {
     }
 }
 
-/// What one second added, if `seconds` added that.
+/// The rate per second of a difference over `seconds`.
 fn rate(before: u64, now: u64, seconds: f64) -> f64 {
     if seconds > 0.0 { now.saturating_sub(before) as f64 / seconds } else { 0.0 }
 }
@@ -233,7 +233,7 @@ fn domain(before: Option<&Snapshot>, s: &Snapshot, now_ns: u64) -> Domain {
 fn peers<'a>(before: Option<&'a Snapshot>, s: &'a Snapshot) -> impl Iterator<Item = Peer> + 'a {
     let before = before.unwrap_or(s);
     let seconds = seconds(before.updated_ns, s.updated_ns);
-    // Another session with the same peer begins from 0.
+    // A new session with the same peer starts at 0.
     let of = |row: &SessionRow| (row.station, row.incarnation);
     let earlier: HashMap<_, _> = before.sessions.iter().map(|row| (of(row), row)).collect();
     s.sessions.iter().map(move |row| {
@@ -301,14 +301,14 @@ mod tests {
         [before, now]
     }
 
-    fn model(wanted: &Wanted) -> Model {
+    fn model(wanted: &Filter) -> Model {
         let [before, now] = looks();
         Model::new(&before, &now, 5 * SECOND, wanted)
     }
 
     #[test]
     fn rates_are_what_was_added_by_the_time_of_the_writer() {
-        let model = model(&Wanted::default());
+        let model = model(&Filter::default());
         let d = &model.domains[0];
         assert_eq!((d.tx, d.ops, d.rx), (2500.0, 50.0, 0.0));
         assert_eq!((d.waiting, d.wait, d.idle_ns), (11, "credit", 2 * SECOND));
@@ -328,16 +328,16 @@ mod tests {
 
     #[test]
     fn peers_are_sorted_filtered_and_chosen() {
-        let macs = |wanted: &Wanted| -> Vec<u8> {
+        let macs = |wanted: &Filter| -> Vec<u8> {
             model(wanted).peers.iter().map(|peer| peer.row.station.mac.0[5]).collect()
         };
-        let by = |sort| Wanted { sort, ..Wanted::default() };
+        let by = |sort| Filter { sort, ..Filter::default() };
         assert_eq!(macs(&by(Sort::Waiting)), [7, 9, 9, 8]);
         assert_eq!(macs(&by(Sort::Rtt))[0], 8);
         assert_eq!(macs(&by(Sort::Tx))[0], 9);
-        assert_eq!(macs(&Wanted { filter: "window".to_owned(), ..Wanted::default() }), [7]);
-        assert_eq!(macs(&Wanted { waiting: true, ..Wanted::default() }), [7, 9, 9]);
-        let mut model = model(&Wanted::default());
+        assert_eq!(macs(&Filter { filter: "window".to_owned(), ..Filter::default() }), [7]);
+        assert_eq!(macs(&Filter { waiting: true, ..Filter::default() }), [7, 9, 9]);
+        let mut model = model(&Filter::default());
         // Nine wait for the window, which is no fault.
         assert_eq!(model.worst(), Some((4, "credit")));
         model.only(&PathBuf::from("domain-13"));

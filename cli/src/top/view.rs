@@ -8,7 +8,7 @@ use ratatui::text::Text;
 use ratatui::widgets::{Cell, Paragraph, Row, Table};
 
 use super::model::{Domain, Model, Peer, Switch};
-use super::{State, Typing};
+use super::{InputMode, State};
 use crate::table::ago;
 
 /// Lines of switches at most.
@@ -257,10 +257,10 @@ fn meaning(cause: &str) -> &'static str {
 
 fn help(state: &State) -> String {
     match state.typing {
-        Typing::Filter => {
+        InputMode::Filter => {
             format!("filter: {}_   Enter keeps it, Esc drops it", state.wanted.filter)
         }
-        Typing::Nothing => "q quit  up/down process  Esc all  s sort  w waiting  / filter  \
+        InputMode::Nothing => "q quit  up/down process  Esc all  s sort  w waiting  / filter  \
                             space pause  PgDn"
             .to_owned(),
     }
