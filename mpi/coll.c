@@ -1,4 +1,4 @@
-/* Barewire's collectives under MPI's, as far as they are alike under every MPI: see coll.h. */
+/* MPI collectives over barewire's, the part that is common to all MPIs: see coll.h. */
 #include "coll.h"
 
 #include <dlfcn.h>
@@ -13,9 +13,9 @@
 struct coll coll;
 
 /*
- * What is called of libfabric by name; all else goes through its objects. It is not linked: an MPI
- * may bring a libfabric of its own along, and with two of one name in a process one of both would
- * get the other's calls. So the one that is there is taken, and if none is, the system's.
+ * Functions of libfabric that are called by name; all others are reached through its objects. It is
+ * not linked: an MPI may have loaded a libfabric of its own, and of two libraries of one name in a
+ * process one would get the other's calls. So the loaded one is used, else the system's.
  */
 static struct {
 	int (*getinfo)(uint32_t version, const char *node, const char *service, uint64_t flags,
@@ -26,13 +26,13 @@ static struct {
 	const char *(*strerror)(int err);
 } lib;
 
-/* A process that is a member somewhere. */
-struct known {
-	struct card card;
+/* A process that is a member of a group. */
+struct peer {
+	struct member card;
 	fi_addr_t addr;
 };
 
-/* What a process has once, but for what faces see. */
+/* Private state of the process. */
 static struct {
 	bool tried;
 	pthread_mutex_t lock;
@@ -42,15 +42,15 @@ static struct {
 	struct fid_cq *cq;
 	struct fid_eq *eq;
 	struct fid_ep *ep;
-	struct card card;
-	/* By the hash of the name; a power of 2, at most half of it in use. `len` 0 is free. */
-	struct known *known;
+	struct member card;
+	/* Hash table by name: a power of 2, at most half full. `len` 0 marks a free slot. */
+	struct peer *known;
 	size_t known_room, known_count;
-	/* Requests that were begun and have not ended. */
+	/* Requests that have begun and not ended. */
 	int begun;
 	/* Groups with requests that wait for room. Under the lock. */
 	struct group *late;
-	/* Requests that are not in use. Under the lock. */
+	/* Free requests. Under the lock. */
 	struct request *spare;
 } ours = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
@@ -75,22 +75,22 @@ static void say(int level, const char *what, int err)
 
 /* ---- The end of a call ---- */
 
-/* What MPI returns for the error of a call. */
+/* Converts the error of a call to an MPI error. */
 static int failed(struct group *g, int err)
 {
-	if (!g->told)
+	if (!g->error_printed)
 		say(0, "a call failed", err);
-	g->told = true;
+	g->error_printed = true;
 	return MPI_ERR_OTHER;
 }
 
-/* Whether a result has to be brought from beside MPI's memory. */
+/* Whether a result has to be copied from a separate buffer. */
 static bool unpacks(const struct part *to)
 {
 	return to->apart && to->len && to->count;
 }
 
-/* Brings the result of a call that has ended to where MPI wants it. */
+/* Copies the result of an ended call to the program's memory. */
 static void deliver(const struct call *call, const struct part *to)
 {
 	__atomic_fetch_add(&coll.calls, 1, __ATOMIC_RELAXED);
@@ -98,7 +98,7 @@ static void deliver(const struct call *call, const struct part *to)
 		face_unpack(call->out, to);
 }
 
-/* A call is over: 1, or a negative error. */
+/* Ends a call with 1, or a negative error. */
 static void over(struct call *call, int end)
 {
 	if (call->ended)
@@ -107,7 +107,7 @@ static void over(struct call *call, int end)
 		__atomic_store_n(&call->end, end, __ATOMIC_RELEASE);
 }
 
-/* Posts a call that was laid. Returns 0, -FI_EAGAIN if there is no room, or another error. */
+/* Posts a prepared call. Returns 0, -FI_EAGAIN if there is no room, or another error. */
 static ssize_t post(struct group *g, struct call *c)
 {
 	switch (c->kind) {
@@ -142,7 +142,7 @@ static ssize_t post(struct group *g, struct call *c)
 
 /* ---- Waiting ---- */
 
-/* Ends what has completed. Returns how many. */
+/* Ends completed calls. Returns their number. */
 static int poll_cq(void)
 {
 	struct fi_cq_entry done[8];
@@ -158,7 +158,7 @@ static int poll_cq(void)
 	return n > 0 ? (int) n : 0;
 }
 
-/* Ends the joins that have. */
+/* Ends completed joins. */
 static void poll_eq(void)
 {
 	struct fi_eq_entry entry;
@@ -168,14 +168,14 @@ static void poll_eq(void)
 		__atomic_store_n(&((struct group *) entry.context)->join_end, 1, __ATOMIC_RELEASE);
 	if (n == -FI_EAVAIL) {
 		struct fi_eq_err_entry failed = { 0 };
-		/* That the port has gone is of no join; each ends by an error of its own. */
+		/* The loss of the port belongs to no join; each ends by its own error. */
 		if (fi_eq_readerr(ours.eq, &failed, 0) > 0 && failed.context)
 			__atomic_store_n(&((struct group *) failed.context)->join_end, -failed.err,
 					 __ATOMIC_RELEASE);
 	}
 }
 
-/* Waits for what is written by the polls, and returns it. */
+/* Polls until `*end` is not 0, and returns it. */
 static int wait_for(const int *end)
 {
 	for (unsigned turn = 1; __atomic_load_n(end, __ATOMIC_ACQUIRE) == 0; turn++) {
@@ -192,7 +192,7 @@ static int wait_for(const int *end)
 static int load(void)
 {
 	const char *name = getenv("BAREWIRE_MPI_LIBFABRIC");
-	/* One that is loaded is found by its name, wherever it came from. It stays. */
+	/* A loaded library is found by its name, whatever its path. It stays loaded. */
 	void *library = dlopen(name && *name ? name : "libfabric.so.1", RTLD_NOW | RTLD_LOCAL);
 
 	if (!library) {
@@ -234,7 +234,7 @@ static int open_endpoint(struct fi_info *info)
 	return 0;
 }
 
-/* Opens barewire if that was not tried. `ours.card` says whether it is there. */
+/* Opens barewire, once. `ours.card` shows whether it is available. */
 static void open_barewire(void)
 {
 	struct fi_info *hints, *info = NULL;
@@ -295,8 +295,8 @@ void coll_close(void)
 
 /* ---- A group, at a communicator's first call ---- */
 
-/* The place of a process in a table with room. */
-static struct known *place_of(struct known *table, size_t room, const struct card *card)
+/* The slot of a process in a table with room. */
+static struct peer *place_of(struct peer *table, size_t room, const struct member *card)
 {
 	uint64_t hash = 0xcbf29ce484222325;
 	size_t at;
@@ -309,11 +309,11 @@ static struct known *place_of(struct known *table, size_t room, const struct car
 	return &table[at];
 }
 
-/* Has room for one more process. Returns 0 or -FI_ENOMEM. */
+/* Makes room for another process. Returns 0 or -FI_ENOMEM. */
 static int have_room(void)
 {
 	size_t room = ours.known_room ? 2 * ours.known_room : 64;
-	struct known *table;
+	struct peer *table;
 
 	if (2 * ours.known_count < ours.known_room)
 		return 0;
@@ -330,7 +330,7 @@ static int have_room(void)
 }
 
 /* Fills in the members' addresses. Returns 0, or a negative error. */
-static int know(struct group *g, const struct card *cards)
+static int know(struct group *g, const struct member *cards)
 {
 	int err = 0;
 
@@ -339,7 +339,7 @@ static int know(struct group *g, const struct card *cards)
 		return -FI_ENOMEM;
 	coll_lock();
 	for (int r = 0; r < g->size && !err && !(err = have_room()); r++) {
-		struct known *known = place_of(ours.known, ours.known_room, &cards[r]);
+		struct peer *known = place_of(ours.known, ours.known_room, &cards[r]);
 		if (!known->card.len) {
 			if (fi_av_insert(ours.av, cards[r].name, 1, &known->addr, 0, NULL) != 1) {
 				err = -FI_EHOSTUNREACH;
@@ -355,7 +355,7 @@ static int know(struct group *g, const struct card *cards)
 }
 
 /* Joins the group of the members. Returns 0, or a negative error. */
-static int join(struct group *g, struct card *first)
+static int join(struct group *g, struct member *first)
 {
 	/*
 	 * Threads join groups of the same members in different orders: the key tells them apart.
@@ -402,14 +402,14 @@ void coll_forget(struct group *g)
 	g->join_end = 0;
 }
 
-/* The members agree whether there is a group. */
+/* Negotiates with the other members whether there is a group. */
 static void set_up(struct group *g, MPI_Comm comm)
 {
 	int mine = 1, all = 0, err = 0, len;
-	struct card *cards = calloc(g->size + 1, sizeof *cards);
+	struct member *cards = calloc(g->size + 1, sizeof *cards);
 	char line[160], name[MPI_MAX_OBJECT_NAME];
 
-	/* The others cannot be told. */
+	/* The other members cannot be notified. */
 	g->state = cards ? DECLINED : FAILED;
 	if (!cards)
 		return;
@@ -419,7 +419,7 @@ static void set_up(struct group *g, MPI_Comm comm)
 	cards[g->size] = ours.card;
 	coll_unlock();
 	if (face_allgather(g, comm, &cards[g->size], cards, sizeof *cards) == MPI_SUCCESS) {
-		/* Limits that differ would have members take different calls. */
+		/* With different limits the members would take different calls. */
 		for (int r = 0; r < g->size; r++)
 			mine &= cards[r].len == ours.card.len && cards[r].len != 0 &&
 				cards[r].max_bytes == ours.card.max_bytes;
@@ -452,7 +452,7 @@ static bool takes(struct group *g, MPI_Comm comm, const struct call *call, size_
 {
 	int type = call->type;
 	bool ours_alone = type == FLOAT16 || type == BFLOAT16;
-	/* Of these a member has one block, and it is not packed. */
+	/* Calls in which a member has one block, which is not packed. */
 	bool has_one = call->kind == FI_ALLREDUCE || call->kind == FI_REDUCE;
 	size_t most = ours_alone ? INT32_MAX : (size_t) coll.max_bytes;
 
@@ -475,7 +475,7 @@ static struct part part(const void *buf, size_t count, MPI_Datatype type)
 	return p;
 }
 
-/* The part of a member that gave MPI_IN_PLACE for a block: it lies in the other, at its rank. */
+/* The part of a member with MPI_IN_PLACE for a block: the block of its rank in the other part. */
 static struct part own_block(void *all, size_t count, MPI_Datatype type, int rank)
 {
 	struct part p = { all, count, type, face_size(type) * count, 0, true };
@@ -483,13 +483,13 @@ static struct part own_block(void *all, size_t count, MPI_Datatype type, int ran
 	return p;
 }
 
-/* Bytes beside MPI's own memory that a call needs, which `lay` is given. */
+/* Bytes of separate buffers that a call needs, for `lay`. */
 static size_t beside(const struct plan *p)
 {
 	return (p->from.apart ? p->from.len : 0) + (p->to.apart ? p->to.len : 0);
 }
 
-/* Where a part's bytes lie: its own memory, or `temp`, which is moved on. */
+/* Memory of a part's bytes: its own, or `temp`, which is advanced. */
 static void *place(const struct part *p, char **temp)
 {
 	char *at = *temp;
@@ -516,7 +516,7 @@ int coll_run(struct group *g, struct plan *p)
 	size_t need = beside(p);
 	ssize_t err;
 
-	/* Those of before come first. */
+	/* Earlier requests come first. */
 	while (__builtin_expect(__atomic_load_n(&g->first, __ATOMIC_ACQUIRE) != NULL, 0)) {
 		coll_progress();
 		face_progress();
@@ -543,7 +543,7 @@ int coll_run(struct group *g, struct plan *p)
 
 /* ---- Calls that do not block ---- */
 
-/* Gives up what a request has beside its record. */
+/* Frees the resources of a request, except its record. */
 static void strip(struct request *r)
 {
 	if (unpacks(&r->plan.to))
@@ -552,7 +552,7 @@ static void strip(struct request *r)
 	r->temp = NULL;
 }
 
-/* A request is over: 1, or a negative error. */
+/* Ends a request with 1, or a negative error. */
 static void request_over(struct call *call, int end)
 {
 	struct request *r = (struct request *) ((char *) call - offsetof(struct request, plan.call));
@@ -564,24 +564,24 @@ static void request_over(struct call *call, int end)
 	else
 		deliver(call, &r->plan.to);
 	strip(r);
-	__atomic_fetch_sub(&g->under_way, 1, __ATOMIC_RELAXED);
+	__atomic_fetch_sub(&g->in_flight, 1, __ATOMIC_RELAXED);
 	__atomic_fetch_sub(&ours.begun, 1, __ATOMIC_RELAXED);
 	face_ended(r, err);
 	face_release(g);
 }
 
-/* Posts a request if there is room. It is under way, or has ended, unless it is -FI_EAGAIN. */
+/* Posts a request if there is room. It is in flight or has ended, unless -FI_EAGAIN. */
 static ssize_t try_post(struct group *g, struct request *r)
 {
 	ssize_t err;
 
-	if (__atomic_load_n(&g->under_way, __ATOMIC_RELAXED) >= UNDER_WAY)
+	if (__atomic_load_n(&g->in_flight, __ATOMIC_RELAXED) >= IN_FLIGHT)
 		return -FI_EAGAIN;
 	/* Another thread may see its end before the post returns. */
-	__atomic_fetch_add(&g->under_way, 1, __ATOMIC_RELAXED);
+	__atomic_fetch_add(&g->in_flight, 1, __ATOMIC_RELAXED);
 	err = post(g, &r->plan.call);
 	if (err == -FI_EAGAIN)
-		__atomic_fetch_sub(&g->under_way, 1, __ATOMIC_RELAXED);
+		__atomic_fetch_sub(&g->in_flight, 1, __ATOMIC_RELAXED);
 	return err;
 }
 
@@ -589,7 +589,7 @@ static ssize_t try_post(struct group *g, struct request *r)
 static void post_waiting(void)
 {
 	struct request *refused = NULL, *r;
-	/* Groups without a request that waits. The rest of them has its turn in the next call. */
+	/* Groups without waiting requests leave the list; the next call serves the others. */
 	struct group *done[16];
 	size_t dones = 0;
 
@@ -597,7 +597,7 @@ static void post_waiting(void)
 	for (struct group **at = &ours.late; *at && dones < sizeof done / sizeof *done;) {
 		struct group *g = *at;
 		ssize_t err = 0;
-		/* Another thread may see the end of what is posted, and release the group. */
+		/* Another thread may end the posted request, and release the group. */
 		face_hold(g);
 		while ((r = g->first) && (err = try_post(g, r)) != -FI_EAGAIN) {
 			g->first = r->next;
@@ -609,7 +609,7 @@ static void post_waiting(void)
 		}
 		if (r) {
 			at = &g->late;
-			face_release(g); /* Not the last: `r` has one. */
+			face_release(g); /* Not the last reference: `r` has one. */
 		} else {
 			*at = g->late;
 			done[dones++] = g;
@@ -630,7 +630,7 @@ int coll_progress(void)
 	unsigned turn = __atomic_load_n(&turns, __ATOMIC_RELAXED);
 	int n;
 
-	/* Without a request the progress is that of other members' messages. */
+	/* Without requests this is progress for other members' messages. */
 	if (!__atomic_load_n(&ours.begun, __ATOMIC_RELAXED)) {
 		__atomic_store_n(&turns, turn + 1, __ATOMIC_RELAXED);
 		if (turn % POLLS)
@@ -678,7 +678,7 @@ int coll_begin(struct group *g, const struct plan *p, struct request *r)
 	if (!err)
 		return MPI_SUCCESS;
 	strip(r);
-	__atomic_fetch_sub(&g->under_way, 1, __ATOMIC_RELAXED);
+	__atomic_fetch_sub(&g->in_flight, 1, __ATOMIC_RELAXED);
 	__atomic_fetch_sub(&ours.begun, 1, __ATOMIC_RELAXED);
 	err = failed(g, (int) err);
 	face_release(g);
@@ -707,7 +707,7 @@ void coll_put_back(struct request *r)
 
 /* ---- MPI's calls ---- */
 
-/* Bytes of libfabric's types. */
+/* Sizes of libfabric's types, bytes. */
 static const unsigned char SIZES[] = {
 	[FI_INT8] = 1, [FI_UINT8] = 1, [FI_INT16] = 2, [FI_UINT16] = 2, [FI_INT32] = 4,
 	[FI_UINT32] = 4, [FI_INT64] = 8, [FI_UINT64] = 8, [FI_FLOAT] = 4, [FI_DOUBLE] = 8,
@@ -715,7 +715,7 @@ static const unsigned char SIZES[] = {
 	[FI_LONG_DOUBLE_COMPLEX] = 32, [FLOAT16] = 2, [BFLOAT16] = 2,
 };
 
-/* Operations that are ours. All of them are commutative. */
+/* Operations that barewire has. All of them are commutative. */
 static const struct {
 	MPI_Op mpi;
 	enum fi_op fi;
@@ -727,10 +727,10 @@ static const struct {
 	{ MPI_BXOR, FI_BXOR, BITS },
 };
 
-/* Fills in type and operation, if they are ours. */
+/* Fills in type and operation, if barewire has them. */
 static bool reduces(struct call *call, MPI_Datatype type, MPI_Op op)
 {
-	struct reduced ty = face_reduced(type);
+	struct reduction_type ty = face_reduced(type);
 	size_t o = 0, count = sizeof OPS / sizeof *OPS;
 
 	while (o < count && OPS[o].mpi != op)
@@ -743,8 +743,8 @@ static bool reduces(struct call *call, MPI_Datatype type, MPI_Op op)
 	return true;
 }
 
-/* Fills in where source and result of a call that is ours are in the program's memory. */
-static void find_parts(const struct group *g, const struct wanted *w, struct plan *p)
+/* Fills in the source and result of a call in the program's memory. */
+static void find_parts(const struct group *g, const struct mpi_call *w, struct plan *p)
 {
 	bool in_place = w->sbuf == MPI_IN_PLACE, is_root = g->rank == w->root;
 	size_t size = g->size;
@@ -786,7 +786,7 @@ static void find_parts(const struct group *g, const struct wanted *w, struct pla
 	case FI_SCATTER:
 		if (is_root)
 			p->from = part(w->sbuf, w->scount * size, w->stype);
-		/* The root's own block stays where it is: what comes back is not kept. */
+		/* The root's own block stays in place: the received one is dropped. */
 		if (w->rbuf == MPI_IN_PLACE)
 			p->to = (struct part) { .len = p->call.count, .apart = true };
 		else
@@ -799,7 +799,7 @@ static void find_parts(const struct group *g, const struct wanted *w, struct pla
  * Whether what a member sends itself is as long as what it gets of that. Else the call is wrong, as
  * with a count below 0 or without a type, and the MPI says so.
  */
-static bool fits(const struct wanted *w, const struct plan *p, size_t block, size_t size)
+static bool fits(const struct mpi_call *w, const struct plan *p, size_t block, size_t size)
 {
 	switch (w->kind) {
 	case FI_ALLGATHER:
@@ -814,11 +814,11 @@ static bool fits(const struct wanted *w, const struct plan *p, size_t block, siz
 	}
 }
 
-enum answer coll_plan(struct group *g, MPI_Comm comm, const struct wanted *w, bool may_wait,
+enum answer coll_plan(struct group *g, MPI_Comm comm, const struct mpi_call *w, bool may_wait,
 		      struct plan *p)
 {
 	bool is_root = g->rank == w->root;
-	/* Who has its block in place has it in the other part. */
+	/* With MPI_IN_PLACE the block is in the other part. */
 	bool sends = w->kind == FI_GATHER ? !is_root : w->kind == FI_SCATTER && is_root;
 	int64_t count = sends ? w->scount : w->rcount;
 	size_t block = 0;

@@ -1,20 +1,20 @@
 /*
- * Barewire's collectives under MPI's, as far as they are alike under every MPI: groups of
- * fi_collective(3), which calls they take, and how a call is made. A *face* has the MPI call this:
+ * MPI collectives over barewire's, the part that is common to all MPIs: groups of fi_collective(3),
+ * which calls they take, and how a call is made. A *face* is the part of one MPI, which calls this:
  * ompi4.c is a component of Open MPI 4.1, pmpi.c a library of MPI's profiling interface. Each is
  * compiled with the headers of its MPI and with coll.c.
  *
- * A communicator of two or more members gets a group at its first call: its creation stays as
- * cheap as it was, also for MPI_Comm_idup, whose creation must not wait, and a communicator that
- * makes no collective takes none of the 32 groups that go through memory. The members agree on it
- * by two calls of the MPI's own: who has no barewire, or cannot join, keeps all of them from it,
- * and nobody joins while another still computes.
+ * A communicator of two or more members gets a group at its first collective. So the creation of a
+ * communicator costs nothing more, also by MPI_Comm_idup, which must not block, and a communicator
+ * without collectives takes none of the 32 groups that go through shared memory. The members agree
+ * on the group by two collectives of the MPI itself: a member without barewire, or one that cannot
+ * join, keeps all of them from it, and no member joins while another still computes.
  *
- * Which calls are taken must be found alike by all members. So it is decided by what MPI has alike
- * at all of them: call, bytes of a block, operation and type of a reduction. Layouts are not: who
- * has another one than its peers packs. All else is the MPI's own: operations and types of the
- * user in reductions, MINLOC and MAXLOC, long blocks, intercommunicators, vectors of counts, and
- * neighbours.
+ * All members must take the same calls. So the decision depends only on arguments that MPI requires
+ * to be equal at all of them: call, bytes of a block, operation and type of a reduction. Layouts of
+ * data may differ: a member with a layout of its own packs. All other calls are left to the MPI:
+ * reductions with user-defined operations and types, MINLOC and MAXLOC, long blocks,
+ * intercommunicators, vector variants, and neighbourhood collectives.
  */
 #ifndef BAREWIRE_MPI_COLL_H
 #define BAREWIRE_MPI_COLL_H
@@ -31,59 +31,59 @@
 
 #include "mpi.h"
 
-/* Looks at our own queue for each turn of the MPI's progress, which asks every transport. */
+/* Polls of barewire's queue for each turn of the MPI's progress, which polls every transport. */
 #define POLLS 8
 
 /*
- * Requests of a communicator that are under way at once. The endpoint has room for 1,024 calls: so
- * others find room while nobody answers these.
+ * Most requests in flight of a communicator. The endpoint has room for 1,024 calls, so members of a
+ * communicator that do not answer do not block others.
  */
-#define UNDER_WAY 64
+#define IN_FLIGHT 64
 
-/* Where a member is, from member to member. All bytes count. */
-struct card {
-	/* Of `name`; 0 if it has no barewire. */
+/* Address of a member, exchanged between members. All bytes are compared. */
+struct member {
+	/* Length of `name`; 0 if the member has no barewire. */
 	uint32_t len;
 	/* Number of the group at this member. */
 	uint32_t serial;
-	/* As `coll.max_bytes`. */
+	/* `coll.max_bytes` of the member. */
 	int64_t max_bytes;
 	char name[64];
 };
 
 enum state { UNTRIED, JOINED, DECLINED, FAILED };
 
-/* What is kept of a communicator. All zero but for `rank` and `size` at first. */
+/* State of a communicator. All zero but for `rank` and `size` at first. */
 struct group {
 	int rank, size;
 	enum state state;
-	/* Its first error was said. */
-	bool told;
+	/* Its first error was printed. */
+	bool error_printed;
 	struct fid_mc *mc;
 	fi_addr_t addr;
 	/* Addresses by rank. */
 	fi_addr_t *members;
-	/* How the join has ended: 0 not yet, 1 well, else a negative error. */
+	/* Result of the join: 0 pending, 1 joined, else a negative error. */
 	int join_end;
-	/* For blocks of calls that block, which are packed or must lie apart. */
+	/* Buffer of blocking calls, for packed or separate blocks. */
 	char *temp;
 	size_t temp_len;
-	/* Requests that are under way. */
-	int under_way;
+	/* Number of requests in flight. */
+	int in_flight;
 	/* Requests that wait for room, in the order of their calls. Under the lock. */
 	struct request *first, **last;
-	/* Of those with such requests. */
+	/* Next group with waiting requests. */
 	struct group *late;
 };
 
-/* A call as the program makes it. What its kind has not got is zero. */
-struct wanted {
+/* Arguments of a call of the program. Arguments that its kind does not have are zero. */
+struct mpi_call {
 	enum fi_collective_op kind;
 	/* Source and result. A reduction has one type and count, those of the result. */
 	const void *sbuf;
 	int64_t scount;
 	MPI_Datatype stype;
-	/* Of a broadcast, at the root as well. */
+	/* Also the buffer of a broadcast, at all members. */
 	void *rbuf;
 	int64_t rcount;
 	MPI_Datatype rtype;
@@ -91,7 +91,7 @@ struct wanted {
 	int root;
 };
 
-/* A call of barewire's. */
+/* A barewire collective. */
 struct call {
 	enum fi_collective_op kind;
 	fi_addr_t root;
@@ -100,137 +100,137 @@ struct call {
 	/* Elements of a block. */
 	size_t count;
 	void *in, *out;
-	/* 0 under way, 1 done, else a negative error of libfabric. */
+	/* 0 in flight, 1 done, else a negative error of libfabric. */
 	int end;
-	/* Called instead of setting `end`, with the same; NULL in a call that blocks. */
+	/* Called with the result instead of setting `end`; NULL in a blocking call. */
 	void (*ended)(struct call *call, int end);
 };
 
-/* Blocks of a call as MPI has them. */
+/* Source or result blocks of a call, in MPI's terms. */
 struct part {
 	char *buf;
-	/* 0 if what comes is not kept. */
+	/* 0 if the received data is dropped. */
 	size_t count;
 	MPI_Datatype type;
 	/* Bytes, without gaps. */
 	size_t len;
-	/* Bytes before the first of them, if there are no gaps. */
+	/* Offset of the first byte, if there are no gaps. */
 	ptrdiff_t before;
-	/* Has gaps, or overlaps the other part. */
+	/* Needs a separate buffer: has gaps, or overlaps the other part. */
 	bool apart;
 };
 
-/* How a call is made. */
+/* A planned call. */
 struct plan {
 	struct call call;
 	struct part from, to;
 };
 
-/* A call that does not block. It is in a face's own record of the MPI's request. */
+/* A nonblocking call, part of the face's record of the MPI request. */
 struct request {
-	/* Held until the end: the communicator may be freed before. */
+	/* Referenced until the end: the communicator may be freed before. */
 	struct group *group;
 	struct plan plan;
-	/* As the group's, for this call. */
+	/* Buffer of this call, as that of the group. */
 	char *temp;
-	/* Of those that wait for room, or are not in use. */
+	/* Next in the list of waiting or of free requests. */
 	struct request *next;
 };
 
-/* What becomes of a call. */
+/* Decision about a call. */
 enum answer {
-	/* The MPI makes it. */
+	/* The call is left to the MPI. */
 	LEFT,
-	/* It has no elements and is over. */
+	/* The call has no elements and is complete. */
 	EMPTY,
-	/* It is planned. */
+	/* Barewire takes the call, and it is planned. */
 	OURS,
-	/* Memory is short, and the others go on. */
+	/* Out of memory, while the other members go on. */
 	NO_MEMORY,
 };
 
-/* Reductions that MPI has of a type. */
+/* Classes of reductions that MPI defines for a type. */
 enum { ARITHMETIC = 1, ORDER = 2, LOGIC = 4, BITS = 8, EVERY = 15 };
 
 /* Libfabric's type of an MPI's. */
 /* Types of libfabric 2.0, which older headers lack. */
 enum { FLOAT16 = 16, BFLOAT16 = 17 };
 
-struct reduced {
-	/* One more than it, or 0 if there is none. */
+struct reduction_type {
+	/* libfabric's type plus one; 0 for none. */
 	unsigned char type;
-	/* Kinds of operations that it has. */
+	/* Classes of its operations. */
 	unsigned char kinds;
 };
 
-/* What a process has once. */
+/* State of the process. */
 struct coll {
-	/* Set by the face before the first call: threads call at once. */
+	/* Set by the face before the first call: MPI_THREAD_MULTIPLE. */
 	bool threads;
-	/* Bytes of a block at most, but for types that are ours alone; alike at all members. */
+	/* Longest block, bytes, except for types that only barewire has; equal at all members. */
 	int max_bytes;
-	/* Calls that barewire has made. */
+	/* Number of calls that barewire has taken. */
 	unsigned long calls;
 };
 extern struct coll coll;
 
-/* ---- For a face ---- */
+/* ---- Called by a face ---- */
 
 /*
- * What becomes of a call on a communicator. If it may wait, the first makes the group. Returns OURS
- * with `p` filled in.
+ * Decides about a call on a communicator. The first call with `may_wait` makes the group. Fills in
+ * `p` if it returns OURS.
  */
-enum answer coll_plan(struct group *g, MPI_Comm comm, const struct wanted *w, bool may_wait,
+enum answer coll_plan(struct group *g, MPI_Comm comm, const struct mpi_call *w, bool may_wait,
 		      struct plan *p);
 
 /*
- * Makes a call and waits for its end, behind all that were begun before. Returns MPI_SUCCESS or an
- * error of MPI's.
+ * Makes a call, after all that were begun before, and waits for its end. Returns MPI_SUCCESS or an
+ * MPI error.
  */
 int coll_run(struct group *g, struct plan *p);
 
 /*
- * Begins a call, which ends with face_ended, perhaps before this returns. Returns MPI_SUCCESS, or
- * an error of MPI's; then it has not begun.
+ * Begins a call, which ends with face_ended, possibly before this returns. Returns MPI_SUCCESS, or
+ * an MPI error; then the call has not begun.
  */
 int coll_begin(struct group *g, const struct plan *p, struct request *r);
 
 /*
- * Ends what has completed, and posts what has waited for room. Returns how many have ended. The
- * MPI's progress calls it in every turn, as soon as face_opened was called.
+ * Ends completed calls, and posts requests that have waited for room. Returns the number of ended
+ * calls. The MPI's progress calls it in every turn, after face_opened was called.
  */
 int coll_progress(void);
 
 /*
- * Requests that are not in use: takes one, or NULL; and gives one back. They stay memory, since
- * another thread may look at one that has ended.
+ * The pool of free requests: takes one, or NULL; and returns one. Requests are never freed, since
+ * another thread may read one that has ended.
  */
 struct request *coll_spare(void);
 void coll_put_back(struct request *r);
 
-/* Gives up what a communicator has, but for `g` itself. */
+/* Frees the resources of a communicator, except `g` itself. */
 void coll_forget(struct group *g);
 
-/* Closes barewire, when all groups are given up. */
+/* Closes barewire, after all groups are freed. */
 void coll_close(void);
 
-/* Nothing is locked where only one thread calls. */
+/* No-ops without MPI_THREAD_MULTIPLE. */
 void coll_lock(void);
 void coll_unlock(void);
 
-/* ---- From a face ---- */
+/* ---- Provided by a face ---- */
 
-/* Makes the MPI's progress. A queue of ours that is read in vain leaves the processor to others. */
+/* Turns the MPI's progress. Empty reads of barewire's queue yield the processor. */
 void face_progress(void);
 
-/* The MPI's own calls, by which members agree. They return MPI_SUCCESS or an error. */
+/* Collectives of the MPI itself, by which members agree. Return MPI_SUCCESS or an error. */
 int face_allgather(struct group *g, MPI_Comm comm, const void *one, void *all, int len);
 int face_minimum(struct group *g, MPI_Comm comm, const int *one, int *least);
 
-/* Barewire was opened in this process. */
+/* Called when barewire was opened in this process. */
 void face_opened(void);
 
-/* A group's memory stays until it is released as often as it was held. */
+/* Reference count of a group's memory. */
 void face_hold(struct group *g);
 void face_release(struct group *g);
 
@@ -247,7 +247,7 @@ ptrdiff_t face_extent(MPI_Datatype type);
 /* Whether so many elements have no gap and are in order, and bytes before the first of them. */
 bool face_is_plain(MPI_Datatype type, size_t count, ptrdiff_t *before);
 
-struct reduced face_reduced(MPI_Datatype type);
+struct reduction_type face_reduced(MPI_Datatype type);
 
 /* Keeps a type that may be freed while a call is under way. MPI_DATATYPE_NULL if memory is short. */
 MPI_Datatype face_keep(MPI_Datatype type);

@@ -162,13 +162,13 @@ static const unsigned char TYPES[OMPI_DATATYPE_MPI_MAX_PREDEFINED] = {
 	[OMPI_DATATYPE_MPI_DOUBLE_COMPLEX] = 1 + FI_DOUBLE_COMPLEX,
 };
 
-struct reduced face_reduced(MPI_Datatype type)
+struct reduction_type face_reduced(MPI_Datatype type)
 {
-	struct reduced none = { 0 };
+	struct reduction_type none = { 0 };
 	if (!ompi_datatype_is_predefined(type) || type->id >= OMPI_DATATYPE_MPI_MAX_PREDEFINED)
 		return none;
 	/* Open MPI has looked whether the type has the operation. */
-	return (struct reduced) { TYPES[type->id], EVERY };
+	return (struct reduction_type) { TYPES[type->id], EVERY };
 }
 
 /* ---- Requests ---- */
@@ -312,7 +312,7 @@ static int ibarrier(ompi_communicator_t *comm, ompi_request_t **request,
 		    mca_coll_base_module_t *base)
 {
 	module_t *m = (module_t *) base;
-	const struct wanted w = { .kind = FI_BARRIER };
+	const struct mpi_call w = { .kind = FI_BARRIER };
 
 	MAKE(request ? m->below.coll_ibarrier(comm, request, m->below.coll_ibarrier_module)
 		     : m->below.coll_barrier(comm, m->below.coll_barrier_module));
@@ -322,8 +322,8 @@ static int ibcast(void *buf, int count, ompi_datatype_t *type, int root, ompi_co
 		  ompi_request_t **request, mca_coll_base_module_t *base)
 {
 	module_t *m = (module_t *) base;
-	const struct wanted w = { .kind = FI_BROADCAST, .rbuf = buf, .rcount = count, .rtype = type,
-				  .root = root };
+	const struct mpi_call w = { .kind = FI_BROADCAST, .rbuf = buf, .rcount = count,
+				    .rtype = type, .root = root };
 
 	MAKE(BELOW(bcast, buf, count, type, root));
 }
@@ -333,8 +333,8 @@ static int iallreduce(const void *sbuf, void *rbuf, int count, ompi_datatype_t *
 		      mca_coll_base_module_t *base)
 {
 	module_t *m = (module_t *) base;
-	const struct wanted w = { .kind = FI_ALLREDUCE, .sbuf = sbuf, .rbuf = rbuf, .rcount = count,
-				  .rtype = type, .op = op };
+	const struct mpi_call w = { .kind = FI_ALLREDUCE, .sbuf = sbuf, .rbuf = rbuf,
+				    .rcount = count, .rtype = type, .op = op };
 
 	if (request && is_of_idup(count, type, op))
 		return BELOW(allreduce, sbuf, rbuf, count, type, op);
@@ -346,7 +346,7 @@ static int ireduce(const void *sbuf, void *rbuf, int count, ompi_datatype_t *typ
 		   mca_coll_base_module_t *base)
 {
 	module_t *m = (module_t *) base;
-	const struct wanted w = { .kind = FI_REDUCE, .sbuf = sbuf, .rbuf = rbuf, .rcount = count,
+	const struct mpi_call w = { .kind = FI_REDUCE, .sbuf = sbuf, .rbuf = rbuf, .rcount = count,
 				  .rtype = type, .op = op, .root = root };
 
 	MAKE(BELOW(reduce, sbuf, rbuf, count, type, op, root));
@@ -357,7 +357,7 @@ static int ireduce_scatter_block(const void *sbuf, void *rbuf, int count, ompi_d
 				 mca_coll_base_module_t *base)
 {
 	module_t *m = (module_t *) base;
-	const struct wanted w = { .kind = FI_REDUCE_SCATTER, .sbuf = sbuf, .rbuf = rbuf,
+	const struct mpi_call w = { .kind = FI_REDUCE_SCATTER, .sbuf = sbuf, .rbuf = rbuf,
 				  .rcount = count, .rtype = type, .op = op };
 
 	MAKE(BELOW(reduce_scatter_block, sbuf, rbuf, count, type, op));
@@ -373,7 +373,7 @@ static int iallgather(const void *sbuf, int scount, ompi_datatype_t *stype, void
 		      mca_coll_base_module_t *base)
 {
 	module_t *m = (module_t *) base;
-	const struct wanted w = TWO_PARTS(FI_ALLGATHER);
+	const struct mpi_call w = TWO_PARTS(FI_ALLGATHER);
 
 	MAKE(BELOW(allgather, sbuf, scount, stype, rbuf, rcount, rtype));
 }
@@ -383,7 +383,7 @@ static int ialltoall(const void *sbuf, int scount, ompi_datatype_t *stype, void 
 		     mca_coll_base_module_t *base)
 {
 	module_t *m = (module_t *) base;
-	const struct wanted w = TWO_PARTS(FI_ALLTOALL);
+	const struct mpi_call w = TWO_PARTS(FI_ALLTOALL);
 
 	MAKE(BELOW(alltoall, sbuf, scount, stype, rbuf, rcount, rtype));
 }
@@ -393,7 +393,7 @@ static int igather(const void *sbuf, int scount, ompi_datatype_t *stype, void *r
 		   ompi_request_t **request, mca_coll_base_module_t *base)
 {
 	module_t *m = (module_t *) base;
-	struct wanted w = TWO_PARTS(FI_GATHER);
+	struct mpi_call w = TWO_PARTS(FI_GATHER);
 
 	w.root = root;
 	MAKE(BELOW(gather, sbuf, scount, stype, rbuf, rcount, rtype, root));
@@ -404,7 +404,7 @@ static int iscatter(const void *sbuf, int scount, ompi_datatype_t *stype, void *
 		    ompi_request_t **request, mca_coll_base_module_t *base)
 {
 	module_t *m = (module_t *) base;
-	struct wanted w = TWO_PARTS(FI_SCATTER);
+	struct mpi_call w = TWO_PARTS(FI_SCATTER);
 
 	w.root = root;
 	MAKE(BELOW(scatter, sbuf, scount, stype, rbuf, rcount, rtype, root));

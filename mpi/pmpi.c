@@ -83,7 +83,7 @@ unsigned long barewire_mpi_calls(void)
 static const struct named {
 	MPI_Datatype mpi;
 	unsigned char size;
-	struct reduced reduced;
+	struct reduction_type reduced;
 } NAMED[] = {
 #define REDUCED(mpi, c, fi, kinds) { mpi, sizeof(c), { 1 + (fi), kinds } }
 #define SIGNED(c) \
@@ -170,10 +170,10 @@ bool face_is_plain(MPI_Datatype type, size_t count, ptrdiff_t *before)
 	return named(type) != NULL;
 }
 
-struct reduced face_reduced(MPI_Datatype type)
+struct reduction_type face_reduced(MPI_Datatype type)
 {
 	const struct named *n = named(type);
-	struct reduced none = { 0, 0 };
+	struct reduction_type none = { 0, 0 };
 	return n ? n->reduced : none;
 }
 
@@ -558,7 +558,7 @@ static struct group *of(MPI_Comm comm, int *err)
  * Whether a call was made here, and what it returns. With a place for a request it only begins: who
  * has none waits.
  */
-static bool made(MPI_Comm comm, const struct wanted *w, MPI_Request *request, int *err)
+static bool made(MPI_Comm comm, const struct mpi_call *w, MPI_Request *request, int *err)
 {
 	struct group *g;
 	struct plan plan;
@@ -596,7 +596,7 @@ static bool made(MPI_Comm comm, const struct wanted *w, MPI_Request *request, in
 
 VISIBLE int MPI_Barrier(MPI_Comm comm)
 {
-	const struct wanted w = { .kind = FI_BARRIER };
+	const struct mpi_call w = { .kind = FI_BARRIER };
 	int err;
 
 	return made(comm, &w, NULL, &err) ? err : PMPI_Barrier(comm);
@@ -604,7 +604,7 @@ VISIBLE int MPI_Barrier(MPI_Comm comm)
 
 VISIBLE int MPI_Ibarrier(MPI_Comm comm, MPI_Request *request)
 {
-	const struct wanted w = { .kind = FI_BARRIER };
+	const struct mpi_call w = { .kind = FI_BARRIER };
 	int err;
 
 	return made(comm, &w, request, &err) ? err : PMPI_Ibarrier(comm, request);

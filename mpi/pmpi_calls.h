@@ -12,7 +12,7 @@
 #define CALL(name, start, params, args, ...) \
 	VISIBLE int MPI(name)(LIST params) \
 	{ \
-		const struct wanted w = { __VA_ARGS__ }; \
+		const struct mpi_call w = { __VA_ARGS__ }; \
 		int err; \
 \
 		return made(comm, &w, NULL, &err) ? err : PMPI(name)(LIST args); \
@@ -20,7 +20,7 @@
 \
 	VISIBLE int MPI(start)(LIST params, MPI_Request *request) \
 	{ \
-		const struct wanted w = { __VA_ARGS__ }; \
+		const struct mpi_call w = { __VA_ARGS__ }; \
 		int err; \
 \
 		return made(comm, &w, request, &err) ? err : PMPI(start)(LIST args, request); \
