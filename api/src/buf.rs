@@ -468,7 +468,7 @@ pub(crate) struct OpEnd {
     pub(crate) context: u64,
     pub(crate) bufs: Bufs,
     pub(crate) piece: Option<Piece>,
-    /// Success of an operation that asked for no completion.
+    /// Success of an operation without a requested completion.
     pub(crate) silent: bool,
 }
 

@@ -823,7 +823,8 @@ impl Endpoint {
         posted
     }
 
-    /// Posts a receive. One buffer for anybody's message goes the way of the raw API.
+    /// Posts a receive. A single buffer for a message of any sender takes the fast path of the raw
+    /// API.
     #[inline(always)]
     pub(crate) fn post_recv(&self, recv: Recv) -> PostResult {
         let Recv { kind, bufs, src, tag, ignore, context, flags } = recv;
@@ -843,7 +844,8 @@ impl Endpoint {
                     engine.try_post_recv_reserved(self.id, &req)
                 });
                 match lent {
-                    // It ends nothing and makes nothing due, so nobody has to be told.
+                    // A posted receive completes nothing and sets no deadline, so no watcher is
+                    // notified.
                     Ok(()) => {
                         core.leave();
                         return Ok(());

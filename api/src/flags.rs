@@ -10,12 +10,12 @@ use bitflags::bitflags;
 pub use barewire_dataplane::flags::{BindFlags, Caps, CqFlags, OpFlags};
 
 bitflags! {
-    /// What the application promises to do for the provider (`fi_info.mode`). We ask for nothing.
+    /// Modes that the application supports (`fi_info.mode`). The provider requires none.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
     pub struct Mode: u64 {
         /// `FI_PEER_TRANSFER`.
         const PEER_TRANSFER = FI_PEER_TRANSFER;
-        /// `FI_BUFFERED_RECV`: asks for buffered receive (libfabric 1.x).
+        /// `FI_BUFFERED_RECV`: requests buffered receive (libfabric 1.x).
         const BUFFERED_RECV = FI_BUFFERED_RECV;
         /// `FI_CONTEXT2`.
         const CONTEXT2 = FI_CONTEXT2;

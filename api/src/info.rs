@@ -458,7 +458,7 @@ pub struct FabricAttr {
     pub prov_name: Option<String>,
     /// Version of barewire, as [`version`].
     pub prov_version: u32,
-    /// Version of the interface that was asked for.
+    /// Interface version that the application requested.
     pub api_version: u32,
 }
 
@@ -934,7 +934,7 @@ fn fits_domain(hint: &DomainAttr) -> bool {
         && hint.mr_cnt <= Node::MR_MAX
         && DOMAIN_CAPS.contains(hint.caps)
         && hint.max_err_data <= ERR_DATA_MAX
-        // Asking for both old models at once asks for a contradiction.
+        // A request for both old models is contradictory.
         && !hint.mr_mode.contains(MrMode::BASIC | MrMode::SCALABLE)
 }
 
@@ -1031,7 +1031,7 @@ impl Info {
         self.src_addr.as_ref().map(|bytes| decode(self.addr_format, bytes)).transpose()
     }
 
-    /// The number that the endpoint asks for.
+    /// The endpoint number that `src_addr` requests.
     ///
     /// # Errors
     /// [`Error::AddrNotAvail`]: the source address is another port's.

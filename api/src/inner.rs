@@ -853,7 +853,7 @@ fn drive(shared: &Shared, idle: Idle) {
         } else if idle != Idle::Spin && empty > IDLE_TURNS {
             std::thread::yield_now();
         } else {
-            // Leaves the lock free for a moment, for those who come without waiting.
+            // Leaves the lock free for a moment, for threads that enter without waiting.
             for _ in 0..8 {
                 std::hint::spin_loop();
             }

@@ -1,4 +1,4 @@
-//! Files with secrets, and with whom to trust: who may own and write them.
+//! Files with secrets and certificates: checks of their owner and mode.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
@@ -14,7 +14,7 @@ pub(crate) fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)
 }
 
-/// What a file is, and who may do what with it.
+/// A kind of file, and which access other users may have.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FileKind {
     /// As a line has it, such as "key file".
@@ -29,7 +29,7 @@ impl FileKind {
     /// The bytes of a file that was opened, which are no secret.
     ///
     /// # Errors
-    /// It cannot be read, is somebody else's, or others than its owner may use it.
+    /// It cannot be read, is another user's, or other users have access to it.
     pub(crate) fn read(&self, path: &Path, file: io::Result<File>) -> Result<Vec<u8>, OpenError> {
         let (file, len) = self.checked(path, file)?;
         let mut bytes = Vec::with_capacity(len);

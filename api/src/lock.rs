@@ -716,10 +716,10 @@ fn register_fork_handlers() {
     ONCE.call_once(|| {
         // SAFETY: `pthread_atfork` needs handlers of which that for the child may run in the child
         // of a threaded process, where only async-signal-safe work is allowed: ours is atomic
-        // operations on what nobody was half way through changing. That before the fork waits for
-        // whoever changes the list of locks, who needs nothing that who forks could have. They live
-        // as long as the code that registers them. It fails only for want of memory; then a child
-        // is not recognised, as it was before this call.
+        // operations on a list that no thread was changing. The handler before the fork waits for a
+        // thread that changes the list of locks, which needs no lock that the forking thread could
+        // hold. They live as long as the code that registers them. It fails only for want of
+        // memory; then a child is not recognised, as it was before this call.
         unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
     });
 }
@@ -809,7 +809,7 @@ mod tests {
         }
     }
 
-    /// Not one step, so that two who are inside at once show.
+    /// Not one step, so that two threads inside at once are detected.
     fn add_one(value: &mut [u64; 2]) {
         let seen = std::hint::black_box(value[0]);
         assert_eq!(seen, value[1], "another is half way");
@@ -976,7 +976,7 @@ mod tests {
         }
     }
 
-    /// A lock that somebody holds, or that is not serial, is not opened by who asks for it.
+    /// The gate of a lock that is held, or that is not serial, is not opened by its registration.
     #[test]
     fn a_gate_is_opened_only_when_nobody_is_inside() {
         for entry in [Entry::Owned, Entry::Serial, Entry::Shared] {

@@ -202,7 +202,7 @@ impl MrCommon {
             tracing::error!("closing a region: {e}");
         }
         core.mrs.open -= 1;
-        // Who was reading it is told.
+        // Peers that read the region get an error.
         core.engine.after_post(now);
         core.posted(&self.dom);
         true
@@ -228,7 +228,7 @@ impl Mr {
     pub(crate) fn register(dom: &DomainRef, bufs: Vec<Buf>, attr: &MrAttr) -> Result<Self> {
         let count = bufs.len();
         let (mut bufs, io) = RegionBufs::new(bufs)?;
-        // The memory is nobody else's but the region's.
+        // Only the region owns the memory.
         match MrCommon::register(dom, io, count, attr, Sharing::Single) {
             Ok(common) => Ok(Self { common, bufs, ended: false }),
             Err(e) => {
@@ -328,7 +328,7 @@ impl RawMr {
         Ok(part)
     }
 
-    /// Whether there are sub-regions of it: who lends its memory closes those first.
+    /// Whether the region has sub-regions, which have to be closed before its memory is freed.
     pub fn has_parts(&self) -> bool {
         Arc::strong_count(&self.pieces) > 1
     }
@@ -350,7 +350,7 @@ fn is_shared_mapping(buf: &IoBuf) -> bool {
     shared.any(|range| buf.touches(&range))
 }
 
-/// The locks of everybody who has a domain on a port of this name.
+/// The locks that all processes with a domain on a port of this name share.
 fn locks(port: &str) -> Result<&'static ProcessLocks> {
     let name: String =
         port.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();

@@ -15,11 +15,11 @@
 //! this host has a name.
 //!
 //! # Other ports
-//! A broadcast query finds the server (`who.rs`). An endpoint that asks for a service has that
-//! number and answers for it at every IP address of its host and at its name: also at addresses of
-//! other interfaces, since a name may resolve to any of them and a device without the kernel has
-//! none. No other process of the host gets the service on that device. A label is used in its place
-//! until the domain is open and the station is known.
+//! A broadcast query finds the server (`who.rs`). An endpoint with a requested service has that
+//! number and answers queries for it at every IP address of its host and at its hostname: also at
+//! addresses of other interfaces, since a name may resolve to any of them and a device without the
+//! kernel has none. No other process of the host gets the service on that device. A label is used
+//! in its place until the domain is open and the station is known.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, ToSocketAddrs, UdpSocket};

@@ -415,7 +415,7 @@ mod tests {
         Settings::parse(|n| vars.iter().find(|(k, _)| *k == n).map(|(_, v)| (*v).to_owned()))
     }
 
-    /// Peers of whom a list is given and empty are nobody, which no domain opens with, and not all.
+    /// An empty list of peers accepts no peer, and no domain opens with it: it does not mean all.
     #[test]
     fn an_empty_list_of_peers_is_not_all_of_them() {
         let of = |names: &'static [&str], ids: &'static str| {

@@ -863,7 +863,7 @@ mod tests {
         fs::remove_dir_all(&dir).unwrap();
     }
 
-    /// Two engines, of which the second has `count` messages that nobody has asked for.
+    /// Two engines, of which the second has `count` unexpected messages.
     fn with_unexpected(count: u64) -> [Engine; 2] {
         let (a, b) = Loopback::pair();
         let open = |port: Loopback, incarnation| {

@@ -1,7 +1,7 @@
-//! Traffic classes: what a program says of its traffic, as marks that networks know.
+//! Traffic classes of libfabric, and their DSCP and priority marks.
 //!
-//! The marks are the port's, so a domain has one class: that of its attributes, or if they have
-//! none, of the endpoints that they were offered with.
+//! The port marks all frames alike, so a domain has one class: that of its attributes, else that of
+//! the endpoint attributes.
 //!
 //! Source: fi_endpoint(3), "Traffic Class"; RFC 4594 and RFC 8622 for the code points of what the
 //! labels describe, IEEE 802.1Q for the priorities.
@@ -56,7 +56,7 @@ pub(crate) fn mark_of(tclass: u32) -> Option<Mark> {
     Some(Mark { dscp, pcp })
 }
 
-/// Whether what an endpoint and its domain ask for can be had: each is a class or unspecified, and
+/// Whether the classes of an endpoint and its domain are valid: each is known or unspecified, and
 /// they do not contradict each other.
 pub(crate) fn is_fit(domain: u32, ep: u32) -> bool {
     let is_known = |class: u32| class == TC_UNSPEC || mark_of(class).is_some();
@@ -72,8 +72,8 @@ pub(crate) fn is_fit(domain: u32, ep: u32) -> bool {
     is_known(domain) && is_known(ep) && is_one
 }
 
-/// Whether an endpoint that asks for class `ep` can be had in a domain that was opened with class
-/// `domain`: the port marks its frames so, or it does not ask.
+/// Whether an endpoint of class `ep` can be opened in a domain of class `domain`: the class is
+/// unspecified, or has the marks of the port.
 pub(crate) fn is_of(domain: u32, ep: u32) -> bool {
     let fits = ep == TC_UNSPEC || mark_of(ep).is_some() && mark_of(domain) == mark_of(ep);
     if !fits {

@@ -320,7 +320,7 @@ impl Entry {
 /// Where the threads of a domain sleep.
 pub(crate) struct Sleep {
     epoch: AtomicU64,
-    /// Whether somebody waits on the port itself.
+    /// Whether a leader waits on the port.
     led: Mutex<bool>,
     woken: Condvar,
     port: Option<Arc<dyn PortWaiter>>,
@@ -337,12 +337,12 @@ impl Sleep {
         Self { epoch: AtomicU64::new(0), led: Mutex::new(false), woken: Condvar::new(), port }
     }
 
-    /// To be noted before the queue is looked at.
+    /// To be read before the queue is checked.
     pub(crate) fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::Acquire)
     }
 
-    /// Wakes everybody, to look again.
+    /// Wakes all waiters, to check again.
     pub(crate) fn notify(&self) {
         let led = self.lock();
         self.epoch.fetch_add(1, Ordering::Release);

@@ -150,7 +150,7 @@ impl Core {
             Err(Error::Again) => Attempt::NoRoom,
             Err(why) => match engine.node_mut().objects().fail_unposted(ep, context, recv, why) {
                 Err(Error::Again) => Attempt::NoRoom,
-                // Told, or the endpoint is closed and there is nobody to tell.
+                // The error entry is written, or the endpoint is closed and no entry is needed.
                 _ => Attempt::Done,
             },
         }

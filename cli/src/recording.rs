@@ -132,7 +132,7 @@ impl Write for Recording {
     }
 }
 
-/// Why `path` is not written. A reader that has gone is not told of.
+/// The error of writing `path`; quiet if the reader has closed the pipe.
 pub(crate) fn fail(path: &Path, why: &io::Error) -> Fail {
     let fail = Fail::new(format!("{}: {why}", path.display()));
     match why.kind() {
@@ -142,7 +142,7 @@ pub(crate) fn fail(path: &Path, why: &io::Error) -> Fail {
     }
 }
 
-/// A signal came while nobody took what was written.
+/// The error of a write that a signal ended while the reader took nothing.
 fn ended() -> io::Error {
     io::Error::other("ended before its reader took everything")
 }

@@ -188,9 +188,9 @@ fn port_or_default<'a>(port: Option<&'a str>, settings: &'a Settings) -> &'a str
     port.or(settings.port.as_deref()).unwrap_or(DEFAULT_PORT)
 }
 
-/// Takes back what is not given to those who name capabilities unless it is among them, and sorts
-/// the others by direction. Who names none is told of all: MPICH decides by that answer whether the
-/// sender's rank goes into the tag.
+/// Removes capabilities that are granted on request only, and sorts the others by direction. Hints
+/// without capabilities get all: MPICH decides by that answer whether the sender's rank goes into
+/// the tag.
 fn trim(info: &mut Info, asked: Caps) {
     if !asked.is_empty() {
         info.caps -= (Caps::SOURCE | Caps::ANY_DIRECTED_RECV) - asked;
@@ -214,7 +214,7 @@ unsafe fn hints_of(
     // The names of modes tell what a program can do for us. We need nothing, and answer so: what
     // is not in the hints of a mode is as good as what is.
     info.mode = Mode::empty();
-    // But keys that are ours cannot be guessed, so who can take them gets them.
+    // But provider keys cannot be guessed, so a program that supports them gets them.
     info.domain_attr.mr_mode &= MrMode::BASIC | MrMode::SCALABLE | MrMode::PROV_KEY;
     // The library has seen to it that we are meant.
     info.fabric_attr.prov_name = None;
@@ -256,7 +256,7 @@ pub(crate) unsafe fn read(
     if late && api < version(2, 0) { Err(BEYOND) } else { Ok(read) }
 }
 
-/// As [`read`], of one who may have named a host as well.
+/// As [`read`], for a program that may have named a host as well.
 ///
 /// # Errors
 /// [`Error::NoData`]: it has something that nothing here has.
@@ -661,9 +661,9 @@ fn write_domain(c: &mut DomainAttr, domain: &OurDomain, ask: &GetinfoCall<'_>) {
         _ => progress(domain.control_progress),
     };
     c.data_progress = progress(domain.data_progress);
-    // A queue is guarded whether that was asked for or not; what was asked for is said back.
+    // Queues are always protected; the answer repeats the hint.
     c.resource_mgmt = if hint.is_some_and(|h| h.resource_mgmt == 1) { 1 } else { 2 };
-    // Who did not ask can have either.
+    // Without a hint both are possible.
     let asked = hint.is_none_or(|h| h.av_type != 0);
     c.av_type = if !asked {
         0

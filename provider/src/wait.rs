@@ -25,7 +25,7 @@ pub(crate) struct Set {
 
 // SAFETY: the pointers are only used as libfabric allows for the objects behind them, from any
 // thread that the negotiated level of threading lets in. A member leaves the set before it is
-// closed, under the lock that everybody takes who looks at members.
+// closed, under the lock of all accesses to members.
 unsafe impl Send for Set {}
 // SAFETY: as above.
 unsafe impl Sync for Set {}

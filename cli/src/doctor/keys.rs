@@ -71,7 +71,7 @@ pub(super) fn named(credentials: &CredentialFiles) -> Vec<Check> {
     checks
 }
 
-/// Whose the key files are, who may read them, and how long the keys are.
+/// The owners, modes and lengths of the key files.
 pub(super) fn files(credentials: &CredentialFiles) -> Check {
     let name = "keys";
     if credentials.key_files.is_empty() {
@@ -122,7 +122,7 @@ const SHOWN: &str = "docs/security.md shows how";
 /// Longest frame of a plain Ethernet port, bytes, its header included.
 const FRAME_LEN: usize = 1514;
 
-/// Whom the certificate names, and until when.
+/// The name in the certificate, and its end of validity.
 pub(super) fn certificate(credentials: &CredentialFiles) -> Check {
     let name = "certificate";
     let Some(files) = &credentials.certificate else {

@@ -1,4 +1,4 @@
-//! The network cards of this machine: who drives each, and what it takes to use it.
+//! The network cards of this machine: the driver of each, and how to use it.
 
 use barewire_driver::backend::vfio::survey::{IOMMU_HINT, nics_in};
 

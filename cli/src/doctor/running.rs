@@ -71,15 +71,15 @@ fn refusal(of: &SwitchedDevice) -> Option<(&SwitchedDevice, &str, &str)> {
 }
 
 /// Whether the process that `switch` names is its own: any user may write any number into a file.
-/// It is believed of root and of who asks, about processes of the same user here.
+/// Trusted if the file is root's or this user's, about processes of the same user.
 fn is_known(machine: &Machine, switch: &SwitchSnapshot) -> bool {
     let own = nix::unistd::geteuid().as_raw();
     let process = std::fs::metadata(machine.at(&format!("/proc/{}", switch.pid)));
     [0, own].contains(&switch.owner) && process.is_ok_and(|meta| meta.uid() == switch.owner)
 }
 
-/// Sockets of switches whose statistics are another user's: those that somebody listens at, and
-/// those that nobody does.
+/// Sockets of switches whose statistics are another user's: those with a listener, and those
+/// without.
 fn of_others(machine: &Machine) -> (Vec<String>, Vec<String>) {
     let shown: Vec<String> = machine
         .published
@@ -89,8 +89,8 @@ fn of_others(machine: &Machine) -> (Vec<String>, Vec<String>) {
         .collect();
     let names = machine.names(RUN_DIR).into_iter();
     let others = names.filter(|name| name.ends_with(".sock") && !shown.contains(name));
-    // A switch's sockets are of another type than ours, which is refused if somebody listens, with
-    // another error, and told to nobody.
+    // A switch's sockets have another type, so a connection is refused with another error if a
+    // switch listens, and the switch does not see it.
     let is_heard = |name: &String| {
         let asked = UnixStream::connect(machine.at(&format!("{RUN_DIR}/{name}")));
         !asked.is_err_and(|e| e.kind() == ErrorKind::ConnectionRefused)

@@ -10,10 +10,10 @@ use super::{AFPACKET, Check, SPEED, XDP};
 const NET_ADMIN: u32 = 12;
 const NET_RAW: u32 = 13;
 
-/// What a burst of frames takes that arrives while nobody polls, bytes.
+/// Memory for a burst of frames that arrives between polls, bytes.
 const BUFFER_LEN: u64 = 4 << 20;
 
-/// Most interfaces that are told with what is done at their egress.
+/// Most interfaces that are listed with their egress processing.
 const EGRESS_MAX: usize = 3;
 
 pub(super) fn interfaces(machine: &Machine) -> Check {

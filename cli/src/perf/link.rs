@@ -46,9 +46,9 @@ pub(super) enum Event {
     Received { slot: usize, buf: Buf, len: usize },
     /// A measured message left `buf`, or a one-sided operation ended, whose answer is in `buf`.
     Sent { slot: usize, buf: Buf },
-    /// A measured message in a buffer of ours did not get through.
+    /// A measured message with a buffer failed.
     Failed(Fail),
-    /// An injected message, of this run or an earlier one, did not get through.
+    /// An injected message, of this run or an earlier one, failed.
     InjectFailed(Fail),
 }
 
@@ -107,7 +107,7 @@ fn mend_of(error: Error) -> Option<&'static str> {
 }
 
 impl Link {
-    /// Opens an endpoint on the port that was asked for.
+    /// Opens an endpoint on the port of the options.
     ///
     /// # Errors
     /// The line says what is missing.

@@ -14,8 +14,8 @@ pub(super) struct Spawned {
 }
 
 impl Spawned {
-    /// Starts `barewire pingpong --listen --once` on the port that was asked for, and waits until
-    /// it listens.
+    /// Starts `barewire pingpong --listen --once` on the port of the options, and waits until it
+    /// listens.
     ///
     /// Its standard error is ours, so that what it has to say is seen.
     ///
