@@ -1,13 +1,12 @@
 //! Certificates of peers, where the node has one (`docs/wire.md`, "Certificates"): refusals, and a
-//! limit on how many are verified.
+//! limit on verifications.
 //!
-//! Verifying a certificate costs some hundred microseconds, and any sender of frames can send one.
-//! So only OPENs with proof that their sender receives are verified. Of the certificates that are
-//! refused, at most [`REFUSED_MAX`] are verified in [`WINDOW_NS`], and one of a MAC address, since
-//! a MAC stands for as many stations as its owner likes. A message that is no handshake message
-//! costs half as much and counts the same. Valid certificates may be replayed by a station that
-//! opens sessions with several incarnations or epochs: at most [`TAKEN_MAX`] of a station are
-//! verified.
+//! Verifying a certificate costs some hundred microseconds, and any station can send one. So only
+//! certificates in OPENs with proof that the sender receives are verified. At most [`REFUSED_MAX`]
+//! verifications in [`WINDOW_NS`] may end in refusal, and one for each MAC address, since the owner
+//! of a MAC can use any number of station addresses. A malformed handshake message costs half as
+//! much and counts the same. A station could replay a valid certificate by opening sessions with
+//! several incarnations or epochs: at most [`TAKEN_MAX`] of a station are verified per window.
 
 use std::sync::Arc;
 
@@ -23,17 +22,18 @@ use crate::seal::{BadCert, CertFault, Credentials, Keyring, Refused};
 use crate::types::Instant;
 use crate::wire::{Base, OpenOp, RstReason};
 
-/// Refused certificates after which no other is verified: at 0.3 ms each, 8 % of a processor.
+/// Refused certificates per window after which no other is verified: at 0.3 ms each, 8 % of a
+/// processor.
 const REFUSED_MAX: usize = 16;
 
-/// Valid certificates of a station after which no other of it is verified. A process opens one
-/// session, and another one when that has ended.
+/// Valid certificates of a station per window after which no other of that station is verified. A
+/// process opens one session, and another one when the first has ended.
 const TAKEN_MAX: usize = 4;
 
-/// How long none is verified then, nanoseconds.
+/// Window of these limits, nanoseconds.
 const WINDOW_NS: u64 = 64_000_000;
 
-/// Certificates that were verified lately.
+/// Recent certificate verifications.
 #[derive(Debug, Default)]
 pub(super) struct CertBudget {
     since: Instant,
@@ -84,7 +84,8 @@ impl Openings {
         self.certified
     }
 
-    /// Notes that the certificate of the OPEN with this base was verified.
+    /// Records that the certificate of the OPEN with this base was verified, and whether it was
+    /// accepted.
     pub(super) fn note_look(&mut self, now: Instant, base: &Base, is_taken: bool) {
         let seals = self.seals.as_mut().filter(|seals| seals.ring.has_certificate());
         if let Some(seals) = seals {
@@ -95,8 +96,8 @@ impl Openings {
 
 impl Sessions<'_> {
     /// Replaces the certificate, the roots and the accepted names of peers, for sessions that open
-    /// from now on. Open sessions are not affected; those that are being opened begin again. No
-    /// operation ends by it.
+    /// from now on. Open sessions are not affected; those that are being opened are restarted. No
+    /// operation ends.
     ///
     /// # Errors
     /// And nothing has happened: [`Error::OpNotSupp`]: the node was made without a certificate, or
@@ -132,8 +133,8 @@ impl Control<'_> {
         cert_budget
     }
 
-    /// Counts an OPEN whose handshake message is refused. True if the cause is its certificate:
-    /// then both ends report it.
+    /// Counts an OPEN whose handshake message is refused. Returns whether the cause is its
+    /// certificate: then both ends report it.
     pub(super) fn refuse_message(&mut self, base: &Base, op: &OpenOp, why: Refused) -> bool {
         self.openings.note_look(self.turn.polled_at, base, false);
         let BadCert { fault, name } = match why {
@@ -158,8 +159,8 @@ impl Control<'_> {
         true
     }
 
-    /// The certificate in an answer to our OPEN to `p` is refused. Anyone can send such an answer:
-    /// the session ends a second later if no other answer has come.
+    /// Handles a refused certificate in an answer to our OPEN to `p`. Any station can send such an
+    /// answer: the session ends a second later if no other answer has arrived.
     pub(super) fn refuse_answer(&mut self, p: PeerIdx) {
         let now = self.turn.polled_at;
         self.openings.note_refusal(p, now, RstReason::OtherKey);

@@ -1,27 +1,27 @@
 //! Address validation: proof that the sender of an OPEN receives frames at its address, without
-//! state for senders that do not. The cookie is a keyed hash of the names of the wanted session; it
-//! returns in a second OPEN.
+//! state for senders that do not. The cookie is a keyed hash of the names of the wanted session;
+//! the opener returns it in a second OPEN.
 
 use barewire_driver::port::Station;
 
 use crate::types::Instant;
 use crate::wire::OpenOp;
 
-/// Shift from nanoseconds to the time unit of a cookie, 8.6 s. A cookie is valid in the unit in
-/// which it was made and in the next, so for at least 8.6 s: longer than any round trip, and than
-/// most programs go without a poll. A later one is answered by another challenge.
+/// Shift from nanoseconds to the time unit of a cookie, 8.6 s. A cookie is valid in its own unit
+/// and in the next, so for at least 8.6 s: longer than any round trip, and than most programs go
+/// without a poll. A later OPEN is answered by another challenge.
 const UNIT_BITS: u32 = 33;
 
-/// The secret of a node's cookies, and its random numbers.
+/// The secret key of a node's cookies and of its random numbers.
 #[derive(Debug)]
 pub(crate) struct Secret {
     key: [u64; 2],
-    /// Numbers drawn.
+    /// Number of random numbers drawn.
     drawn: u64,
 }
 
 impl Secret {
-    /// The secret that belongs to a seed.
+    /// Derives the secret from a seed.
     pub(crate) fn of_seed(seed: u64) -> Self {
         let key = [seed, 0x6261_7265_7769_7265];
         Self { key: [siphash(key, &[0]), siphash(key, &[1])], drawn: 0 }

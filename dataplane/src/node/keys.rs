@@ -1,14 +1,14 @@
-//! Keys of a node that change while it runs: the list of keys that open sessions
-//! (`docs/security.md`, "Another key without a pause"), and the age of session keys.
+//! Changes of a running node's keys: the list of keys that open sessions (`docs/security.md`,
+//! "Another key without a pause"), and the age of session keys.
 //!
 //! An open session has its own keys and is not affected by the list. A session that is being opened
-//! uses the key that was first in the list when it began: if another key is first by now, it begins
-//! again.
+//! uses the key that was first in the list when it began: if another key is first by now, opening
+//! is restarted.
 //!
-//! Session keys change with the number of frames anyway (`seal/session.rs`). A key that is
-//! [`rekey_ns`](super::NodeSettings::rekey_ns) old before it is used up is replaced as well: the
-//! frame counter skips to the next key. The peer looks at most one key ahead, so the sender waits
-//! until the peer has acknowledged a packet under the current key. Ages are checked when a frame is
+//! Session keys change with the number of frames anyway (`seal/session.rs`). A key that reaches the
+//! age [`rekey_ns`](super::NodeSettings::rekey_ns) before it is used up is replaced as well: the
+//! frame counter skips to the next key. The peer tries at most the next key, so the sender waits
+//! until the peer has acknowledged a packet under the current one. Ages are checked when a frame is
 //! sent: a node that sends nothing keeps its keys until its next frame.
 
 use super::notice::EndReason;
@@ -22,44 +22,44 @@ use crate::rel::psn::Psn;
 use crate::seal::{Keyring, PreSharedKey};
 use crate::types::{Instant, Tenant};
 
-/// Checks of the age of keys during the time after which a key is old.
+/// Checks of the age of keys per [`rekey_ns`](super::NodeSettings::rekey_ns).
 const LOOKS: u64 = 8;
 
-/// The age of the key under which frames of a session are sent.
+/// Age of the key that seals outgoing frames of a session.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Age {
     since: Instant,
-    /// Generation of the key: the number of frames also advances it.
+    /// Generation of the key. The number of frames also advances it.
     key: u64,
-    /// The first packet sent under it is this one or a later one. `None` if the peer is known to
-    /// have the key.
+    /// Lower bound of the PSNs of packets sent under the key. `None` if the peer is known to have
+    /// it.
     first: Option<Psn>,
 }
 
 impl Age {
-    /// Of a key that both ends have, at `now`.
+    /// Of a key that both ends have at `now`.
     pub(super) fn new(now: Instant) -> Self {
         Self { since: now, key: 0, first: None }
     }
 }
 
 impl Openings {
-    /// Whether the age of keys is to be looked at.
+    /// Whether the age of keys is to be checked.
     pub(super) fn key_check_is_due(&self, now: Instant) -> bool {
         self.seals.as_ref().is_some_and(|seals| now >= seals.look_at)
     }
 
-    /// Whether this is a key of the node, and its frames are sealed.
+    /// Whether `key` is listed, so that frames are sealed with it.
     pub fn lists_key(&self, key: &PreSharedKey) -> bool {
         self.seals.as_ref().is_some_and(|seals| seals.ring.lists_key(key))
     }
 
-    /// Whether keys are of tenants.
+    /// Whether each key belongs to a tenant.
     pub fn has_tenants(&self) -> bool {
         self.seals.as_ref().is_some_and(|seals| seals.ring.is_of_tenants())
     }
 
-    /// The tenants whose keys are listed; [`Tenant::NONE`] alone where keys are of none.
+    /// The tenants whose keys are listed; only [`Tenant::NONE`] if keys belong to no tenant.
     pub(super) fn tenants(&self) -> impl Iterator<Item = Tenant> {
         let one = self.seals.is_none().then_some(Tenant::NONE);
         let ring = self.seals.as_ref().map(|seals| &seals.ring);
@@ -71,8 +71,8 @@ impl Openings {
         self.tenants().any(|listed| listed == tenant)
     }
 
-    /// Adds a key of a tenant, and says which tenant that is. A key that was added before is of the
-    /// tenant that it was. From now on who has the key can open sessions.
+    /// Adds the key of a tenant, and returns the tenant. A key that was added before keeps its
+    /// tenant. From now on a holder of the key can open sessions.
     ///
     /// # Errors
     /// And nothing has happened:
@@ -88,9 +88,9 @@ impl Openings {
 }
 
 impl Sessions<'_> {
-    /// Replaces the list of keys, in this order: the first one opens sessions, each is accepted
-    /// from a peer that opens one. Open sessions are not affected, nor those opened under a key
-    /// that is no longer listed; no such key is kept. No operation ends by it.
+    /// Replaces the list of keys, in order of preference: the first one opens sessions, each is
+    /// accepted from a peer that opens one. Open sessions are not affected, including those opened
+    /// under a key that is no longer listed; such a key itself is erased. No operation ends.
     ///
     /// # Errors
     /// And nothing has happened:
@@ -120,8 +120,8 @@ impl Sessions<'_> {
         Ok(())
     }
 
-    /// The keys or the certificate have changed: sessions that are being opened begin again if they
-    /// were `offered` with the previous one, and do not count as refused.
+    /// The keys or the certificate have changed: sessions that are being opened with the previous
+    /// one (`offered`) are restarted, and their keys do not count as refused.
     pub(super) fn offer_others(&mut self, now: Instant, offered: &[(u64, Tenant)]) {
         self.openings.other_keys.forget();
         let opening = |p: &PeerIdx| {
@@ -142,7 +142,7 @@ impl Sessions<'_> {
         }
     }
 
-    /// Takes the key of a tenant off the list, overwrites it, and ends the tenant's sessions.
+    /// Removes the key of a tenant from the list, overwrites it, and ends the tenant's sessions.
     ///
     /// # Errors
     /// And nothing has happened: [`Error::Invalid`]: no such tenant's key is listed.
@@ -166,7 +166,8 @@ impl Sessions<'_> {
         Ok(())
     }
 
-    /// Opens the session with `p` under another key. Its peer's silence goes on to count.
+    /// Restarts the opening of the session with `p`, under another key. The silence of the peer
+    /// counts on.
     fn offer_again(&mut self, now: Instant, p: PeerIdx) {
         let last_rx = self.peers[p].last_rx;
         self.open_again(now, p, false);
@@ -176,8 +177,8 @@ impl Sessions<'_> {
 }
 
 impl Control<'_> {
-    /// Replaces the keys that are old, and erases those that only reordered frames needed. A peer
-    /// to which nothing would be sent gets a PING, so that it replaces its old key too.
+    /// Replaces old keys, and erases those that only reordered frames needed. A peer to which
+    /// nothing would be sent gets a PING, so that it replaces its old key too.
     #[cold]
     pub(super) fn rotate_old_keys(&mut self, now: Instant) {
         let every = self.settings.rekey_ns;

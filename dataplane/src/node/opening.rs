@@ -1,8 +1,8 @@
-//! What the two ends of a session establish before it is open: that the other end receives, and the
-//! frame lengths that pass.
+//! Session set-up: address validation (that the other end receives) and the frame lengths that pass
+//! the path.
 //!
-//! OPENs carry both (`docs/wire.md`, "Sessions"). An OPEN without proof costs little: [`Openings`]
-//! has a budget of time for them, and peers that have not shown that they receive share
+//! OPENs carry both (`docs/wire.md`, "Sessions"). Processing an OPEN without proof is bounded:
+//! [`Openings`] has a rate limit for them, and peers that have not shown that they receive share
 //! [`HALF_OPEN_MAX`] sessions.
 
 use std::collections::HashMap;
@@ -31,18 +31,18 @@ use crate::wire::{Base, OpenOp, RstReason, Ty};
 /// Half-open sessions with nodes that have not shown that they receive.
 const HALF_OPEN_MAX: usize = 16;
 
-/// Age at which such a session makes room for the next: far above a round trip and a pause of the
-/// opener's between two polls.
+/// Age at which a half-open session may be evicted for the next: far above a round trip and above a
+/// pause of the opener between two polls.
 const HALF_OPEN_NS: u64 = 1_000_000_000;
 
 /// OPENs without proof that are processed per millisecond. At some 2 us each they take 3 % of a
-/// processor, and a thousand peers are heard within a tenth of a second.
+/// processor, and a thousand peers are answered within a tenth of a second.
 const OPENS_PER_MS: u32 = 16;
 
-/// OPENs of one length before the next is tried.
+/// OPENs of one length before the next length is tried.
 const TRIES: u8 = 2;
 
-/// OPENs after which all lengths have been tried anew, however many there are: 1 to 3.
+/// OPENs after which all lengths have been tried once more, for 1 to 3 lengths.
 const ROUND: u8 = 6 * TRIES;
 
 /// Frame lengths on the path to a peer whose session is being opened, in bytes after the Ethernet
@@ -53,24 +53,24 @@ pub(crate) struct Path {
     cookie: u64,
     /// The lesser of the two `max_frame`; 0 before the peer's is known.
     most: u16,
-    /// Longest frame known to pass in both directions.
+    /// Length of the longest frame known to pass in both directions.
     passed: u16,
-    /// Shortest OPEN with an echo that was sent, 0 if none was: if the peer has seen any of them,
-    /// this length passes.
+    /// Length of the shortest OPEN with an echo that was sent, 0 if none was: if the peer has
+    /// received any of them, this length passes.
     least: u16,
     /// Length of the OPEN to answer; 0 if none.
     answers: u16,
-    /// Longest OPEN that arrived.
+    /// Length of the longest OPEN that arrived.
     arrived: u16,
-    /// OPENs sent. At its end it goes a round back.
+    /// OPENs sent. At the maximum of the type it goes back by one [`ROUND`].
     tries: u8,
-    /// When the key was refused first, and why.
+    /// Time and reason of the first refusal of the key.
     refusal: Option<(Instant, RstReason)>,
-    /// The grant in our OPENs that answer none: the first one's, since the handshake that they all
-    /// carry is of one. What was granted since is in each packet.
+    /// Credit granted in our OPENs that answer none: the value of the first OPEN, since all of them
+    /// carry the handshake of one. Later grants are in each packet.
     offered: Option<u32>,
-    /// When the OPEN that is due is tried again, after it found no route: the process may not have
-    /// been started yet, and who waits for it would never sleep.
+    /// When the due OPEN is tried again after the port found no route: the process may not have
+    /// been started yet, and a waiting program must be able to sleep.
     no_route: Backoff,
 }
 
@@ -85,14 +85,14 @@ impl Path {
         }
     }
 
-    /// Notes that an OPEN of `len` bytes arrived.
+    /// Records that an OPEN of `len` bytes arrived.
     fn arrives(&mut self, len: u16) {
         self.answers = self.answers.max(len);
         self.arrived = self.arrived.max(len);
     }
 }
 
-/// A session that was made for a stranger's OPEN.
+/// A session made for the OPEN of a station without proof.
 #[derive(Clone, Copy, Debug)]
 struct HalfOpen {
     p: PeerIdx,
@@ -100,7 +100,7 @@ struct HalfOpen {
     since: Instant,
 }
 
-/// State for opening sessions, and for bounding what unproven OPENs cost.
+/// State of sessions that are being opened, and limits on what OPENs without proof cost.
 #[derive(Debug)]
 pub struct Openings {
     /// By peer slot, of sessions that are being opened.
@@ -109,29 +109,29 @@ pub struct Openings {
     pub(super) progress: HashMap<PeerIdx, Progress>,
     /// By peer slot, of open sessions whose frames are shorter than both ends accept.
     pub(super) searches: HashMap<PeerIdx, Search>,
-    /// The generation of the name that the next session in each peer slot gets.
+    /// Generation of the sid that the next session in each peer slot gets.
     sid_gen: Vec<u16>,
-    /// That of the last session.
+    /// Epoch of the last session.
     pub(super) epoch: u32,
     pub(super) secret: Secret,
     pub(super) other_versions: LoggedStations,
-    /// Peers with this node's MAC that are not near.
+    /// Peers with this node's MAC that share no memory with it.
     same_mac: LoggedStations,
     pub(super) other_keys: KeyMismatches,
     /// By peer slot: resets without proof, of open sealed sessions.
     pub(super) pending_resets: HashMap<PeerIdx, PendingReset>,
-    /// Keys, if frames are sealed. Not here while frames leave.
+    /// Keys, if frames are sealed. Absent while frames are sent.
     pub(super) seals: Option<Box<Seals>>,
-    /// Peers are known by certificates. Here also while frames leave.
+    /// Peers are known by certificates. Valid also while frames are sent.
     pub(super) certified: bool,
-    /// By peer slot: the peer's names of sessions that go by another name here, which
-    /// [`remote_sid`](Peer::remote_sid) is, as another tenant's has it.
+    /// By peer slot: the sid that the peer chose, where the session is kept under another number
+    /// here ([`remote_sid`](Peer::remote_sid)), since a session of another tenant has that sid.
     pub(super) other_names: HashMap<PeerIdx, u32>,
-    /// Sessions whose keys are to be forgotten when the seals are back.
+    /// Sessions whose keys are erased when the seals are back.
     pub(super) ended_sealed: Vec<EndedSession>,
     /// Padding of an OPEN or a PROBE, on a lossy port.
     padding: Vec<u8>,
-    /// Sessions without proof, oldest first. Those that were confirmed or ended may still be here.
+    /// Sessions without proof, oldest first. Confirmed and ended sessions may still be listed.
     half_open: Vec<HalfOpen>,
     /// OPENs without proof that may be processed until a millisecond after `refilled`.
     tokens: u32,
@@ -165,7 +165,7 @@ impl Openings {
         }
     }
 
-    /// Peer slot `p` is in use. Returns whether it is for the first time.
+    /// Records that peer slot `p` is in use. Returns whether it is for the first time.
     pub(super) fn note_slot(&mut self, p: PeerIdx) -> bool {
         let is_first = self.sid_gen.len() <= p.at();
         if is_first {
@@ -176,7 +176,7 @@ impl Openings {
         is_first
     }
 
-    /// The name and the epoch of a new session in peer slot `p`.
+    /// The sid and the epoch of a new session in peer slot `p`.
     pub(super) fn next_session(&mut self, p: PeerIdx) -> (u32, u32) {
         self.epoch = self.epoch.wrapping_add(1);
         let generation = u32::from(self.sid_gen[p.at()]);
@@ -186,7 +186,7 @@ impl Openings {
         (next_sid(p, generation), self.epoch)
     }
 
-    /// So many zeros, at most the longest frame of a lossy port.
+    /// `len` zero bytes, at most the longest frame of a lossy port.
     pub(super) fn padding(&self, len: usize) -> &[u8] {
         &self.padding[..len]
     }
@@ -207,7 +207,7 @@ impl Openings {
         self.pending_resets.remove(&p);
     }
 
-    /// As [`forget`](Self::forget), of a session that is over.
+    /// As [`forget`](Self::forget), for a session that has ended.
     pub(super) fn forget_session(&mut self, p: PeerIdx) {
         self.other_names.remove(&p);
         self.forget(p);
@@ -218,8 +218,8 @@ impl Openings {
         self.path(p).tries > 0
     }
 
-    /// Notes that the key of the session that is being opened with `p` was refused. False if it was
-    /// before.
+    /// Records that the key of the session being opened with `p` was refused. False if a refusal
+    /// was recorded before.
     pub(super) fn note_refusal(&mut self, p: PeerIdx, now: Instant, reason: RstReason) -> bool {
         let refusal = &mut self.path_mut(p).refusal;
         let first = refusal.is_none();
@@ -227,14 +227,14 @@ impl Openings {
         first
     }
 
-    /// Forgets that it was: there are other keys now.
+    /// Drops the recorded refusal: the keys have changed.
     pub(super) fn forget_refusal(&mut self, p: PeerIdx) {
         if let Some(path) = self.paths.get_mut(&p) {
             path.refusal = None;
         }
     }
 
-    /// When it was refused first, and why.
+    /// Time and reason of the first refusal.
     pub(super) fn refusal(&self, p: PeerIdx) -> Option<(Instant, RstReason)> {
         self.path(p).refusal
     }
@@ -249,19 +249,19 @@ impl Openings {
         admitted
     }
 
-    /// The number of the first packet of a new session.
+    /// The PSN of the first packet of a new session.
     pub(super) fn first_psn(&mut self) -> Psn {
         let first = Psn(self.random() as u32);
         if planted(Bug::NoSessionEpoch) { Psn(1) } else { first }
     }
 
-    /// A random number that cannot be guessed without the seed, whatever was drawn before.
+    /// A random number that cannot be guessed without the seed from earlier ones.
     pub(crate) fn random(&mut self) -> u64 {
         self.secret.draw()
     }
 
-    /// Notes that a session with `peer` was made for an OPEN, in place of the one before if there
-    /// was one; `proven` if by a cookie, or by the life that the application named.
+    /// Records that a session with `peer` was made for an OPEN, in place of any previous one.
+    /// `proven`: by a cookie, or by the incarnation that the application inserted.
     pub(super) fn note_half_open(&mut self, now: Instant, peer: &Peer, proven: bool) {
         self.half_open.retain(|half| half.p != peer.slot());
         if !proven {
@@ -269,9 +269,9 @@ impl Openings {
         }
     }
 
-    /// Notes what an OPEN shows of the path: its own length `len`, and how long the frames of ours
-    /// were that arrived. All that is taken from an OPEN that comes again: where nodes have
-    /// certificates anybody can write one, and its message is not looked at twice.
+    /// Records what an OPEN shows of the path: its own length `len`, and how long our frames were
+    /// that arrived. Nothing else is taken from a repeated OPEN: where nodes have certificates any
+    /// station can write one, and its handshake message is not verified again.
     pub(super) fn note_length(&mut self, peer: &Peer, op: &OpenOp, len: u16) {
         let path = self.path_mut(peer.slot());
         path.no_route = Backoff::default();
@@ -288,22 +288,22 @@ impl Openings {
         }
     }
 
-    /// Until when the OPEN that is due to `peer` waits, if it has found no route.
+    /// Until when the OPEN due to `peer` is deferred, if the port found no route.
     pub(super) fn open_waits(&self, peer: &Peer, now: Instant) -> Option<Instant> {
         let at = self.path(peer.slot()).no_route.not_before;
         (peer.want_open && at > now).then_some(at)
     }
 
-    /// Half-open sessions that are remembered.
+    /// Half-open sessions on record.
     #[cfg(test)]
     pub(super) fn half_open_count(&self) -> usize {
         self.half_open.len()
     }
 
-    /// Fixes the length of the first frames of the session that is being opened.
+    /// Sets the length of the first frames of the session being opened.
     pub(super) fn settle_path(&mut self, now: Instant, peer: &mut Peer) {
         let path = self.path(peer.slot());
-        // The least length that may be announced is taken to pass, whatever an OPEN says.
+        // The least length that may be announced is assumed to pass, whatever an OPEN says.
         let passed = path.passed.max(path.least).min(path.most).max(LENGTHS[1]);
         let forgets = planted(Bug::PathForgotten);
         peer.frame_max = if forgets { path.most.into() } else { passed.into() };
@@ -317,7 +317,7 @@ impl Openings {
 }
 
 impl NodeSettings {
-    /// What an OPEN to `peer` says that this node can do.
+    /// The capabilities that an OPEN to `peer` announces.
     fn caps_to(&self, peer: &Peer) -> u32 {
         let aes = peer.path.is_sealed() && self.aes;
         let near = if peer.path.is_near() { OpenOp::NEAR } else { 0 };
@@ -337,8 +337,8 @@ impl Sessions<'_> {
 }
 
 impl Operations<'_> {
-    /// The peer has another incarnation than operations name. None was sent: those to any
-    /// incarnation stay queued, the others end.
+    /// Ends the operations that name an incarnation other than the peer's. None of them was sent.
+    /// Operations to any incarnation stay queued.
     pub(super) fn end_named(&mut self, now: Instant, p: PeerIdx) {
         let meant = WrFlags::NAMED | WrFlags::GROUP;
         let any =
@@ -358,8 +358,8 @@ impl Operations<'_> {
 }
 
 impl Control<'_> {
-    /// Whether `op`, an OPEN of `src` with `len` bytes, is to be processed: not if it has no proof
-    /// and the budget is used up, and not if it was answered by a challenge.
+    /// Whether `op`, an OPEN of `src` with `len` bytes, is processed: not if it has no proof and
+    /// the budget is used up, and not if a challenge answered it.
     pub(super) fn is_admitted(
         &mut self,
         now: Instant,
@@ -369,7 +369,8 @@ impl Control<'_> {
     ) -> bool {
         let known = self.by_station.get(self.peers, src, self.openings.frame_tenant());
         let peer = known.map(|p| &self.peers[p]);
-        // The application named this life of the peer, which cannot be guessed: that is proof.
+        // The application inserted this incarnation of the peer, which cannot be guessed: that is
+        // proof.
         if peer.is_some_and(|peer| peer.opened_as(op) || peer.is_named(op.inc)) {
             return true;
         }
@@ -379,7 +380,7 @@ impl Control<'_> {
             return false;
         }
         let other_life = |peer: &Peer| peer.inc != 0 && peer.inc != op.inc;
-        // A certificate costs more to look at than a challenge.
+        // Verifying a certificate costs more than a challenge.
         let certified = self.openings.has_certificate() && !op.is_near();
         let makes = match peer.map(|peer| peer.state) {
             None | Some(State::Idle) => !op.is_answer(),
@@ -395,7 +396,7 @@ impl Control<'_> {
         false
     }
 
-    /// Whether there is no place for another session without proof.
+    /// Whether there is no room for another session without proof.
     fn half_open_is_full(&mut self, now: Instant) -> bool {
         let peers = &*self.peers;
         self.openings.half_open.retain(|half| {
@@ -439,17 +440,18 @@ impl Control<'_> {
         self.reply_open(&self.port.control(src, Ty::Open, op.sid, Psn(0)), &challenge, len);
     }
 
-    /// Takes a challenge: the OPEN that it echoes goes out once more, with the cookie.
+    /// Processes a challenge: the OPEN that it echoes is sent again, with the cookie.
     pub(super) fn on_challenge(&mut self, base: &Base, op: &OpenOp) {
         let known = self.by_station.get(self.peers, base.src, self.openings.frame_tenant());
         let asked = known.filter(|&p| self.peers[p].opened_as(op) && self.peers[p].opens);
-        // A challenge that brings nothing new is dropped: the answers would go on for ever.
+        // A challenge with the known cookie is dropped, or the nodes would answer each other for
+        // ever.
         let Some(p) = asked.filter(|&p| self.openings.path(p).cookie != op.cookie) else {
             self.counters.rx_bad_open += 1;
             return;
         };
         self.openings.path_mut(p).cookie = op.cookie;
-        // Between nodes with certificates anybody can write one: it is no sign of the peer.
+        // Between nodes with certificates any station can write one: it does not show a live peer.
         if !self.openings.has_certificate() {
             self.peers[p].last_rx = self.turn.polled_at;
         }
@@ -457,8 +459,8 @@ impl Control<'_> {
         self.due.make_ready(self.peers, p);
     }
 
-    /// Notes what the other end of the session says in its OPEN that it takes, and what that OPEN
-    /// of `len` bytes shows of the path.
+    /// Records what the OPEN of the other end announces that it accepts, and what this OPEN of
+    /// `len` bytes shows of the path.
     pub(super) fn note_path(&mut self, p: PeerIdx, op: &OpenOp, len: u16) {
         let most = self.port.path_mtu(self.peers[p].path.is_near()).min(op.max_frame) as u16;
         let own = self.peers[p].path.window(self.settings.window);
@@ -468,7 +470,7 @@ impl Control<'_> {
         self.openings.note_length(&self.peers[p], op, len);
     }
 
-    /// Reports a peer behind the same NIC that is not reached through memory: some ports do not
+    /// Reports a peer behind the same NIC that shares no memory with this node: some ports do not
     /// receive their own frames.
     fn note_same_mac(&mut self, p: PeerIdx) {
         let (peer, own) = (&self.peers[p], self.port.station);
@@ -519,7 +521,7 @@ impl Control<'_> {
         let padding = if lossless { 0 } else { padded.saturating_sub(head_len) };
         let body = Body::Bytes(self.openings.padding(padding));
         let frame = TxFrame { head: &bytes[..head_len], body, tail: &[] };
-        // Alone, as a PROBE is.
+        // Alone, like a PROBE.
         match out.send_alone(&frame) {
             Tx::Sent => {}
             Tx::Full => {
@@ -553,17 +555,18 @@ impl Control<'_> {
 }
 
 impl Peer {
-    /// Whether `op` echoes the OPEN of ours.
+    /// Whether `op` echoes our OPEN.
     pub(super) fn opened_as(&self, op: &OpenOp) -> bool {
         self.sid != 0 && op.echo_sid == self.sid && op.echo_epoch == self.epoch
     }
 
-    /// Whether the application, not an OPEN alone, named this life of the peer.
+    /// Whether the application, not an OPEN alone, named this incarnation of the peer.
     pub(super) fn is_named(&self, inc: u64) -> bool {
         self.av_refs > 0 && self.inc != 0 && self.inc == inc && !self.is_life_claimed
     }
 
-    /// Whether our OPEN is repeated until answered. An answerer leaves that to the other end.
+    /// Whether our OPEN is repeated until answered. A node that answered leaves repetition to the
+    /// opener.
     pub(super) fn repeats_open(&self) -> bool {
         self.opens || planted(Bug::AnswerRepeated)
     }

@@ -1,10 +1,10 @@
-//! Stations with another key, or without one: both ends report it, and operations that wait for
-//! such a peer end soon.
+//! Stations with another key, or without one: both ends report the mismatch, and operations that
+//! wait for such a peer end soon.
 //!
 //! A node that cannot verify an OPEN answers with an RST that is not sealed, since the opener could
-//! not verify a sealed one. Anyone can forge such an RST. So it ends nothing by itself: it gives
-//! the reason if no authentic answer arrives, and shortens the wait for one to [`REFUSED_NS`] from
-//! T_dead.
+//! not verify a sealed one. Any station can forge such an RST, so it ends nothing by itself: it
+//! supplies the reason if no authentic answer arrives, and shortens the wait for one from T_dead to
+//! [`REFUSED_NS`].
 
 use barewire_driver::frame::RxFrame;
 use barewire_driver::port::Station;
@@ -16,14 +16,14 @@ use crate::idx::PeerIdx;
 use crate::types::{Instant, Tenant};
 use crate::wire::{Base, OpenOp, RstOp, RstReason, sealed};
 
-/// How long an authentic answer is waited for after a refusal, nanoseconds.
+/// Wait for an authentic answer after a refusal, nanoseconds.
 pub(super) const REFUSED_NS: u64 = 1_000_000_000;
 
-/// Stations whose key is reported. Further ones are not: whoever can send frames can invent
+/// Number of stations whose key is reported. Further ones are not: a sender of frames can invent
 /// addresses.
 const STATIONS_MAX: usize = 64;
 
-/// Stations that are known to have another key or none.
+/// Stations already reported to have another key or none.
 #[derive(Debug, Default)]
 pub(crate) struct KeyMismatches {
     stations: Vec<Station>,
@@ -37,13 +37,13 @@ impl KeyMismatches {
 }
 
 impl Openings {
-    /// When a session that is being opened ends because its key was refused, and no authentic
-    /// answer has come.
+    /// When a session that is being opened ends because its key was refused and no authentic answer
+    /// has arrived.
     pub(super) fn refused_at(&self, peer: &Peer) -> Option<Instant> {
         self.refusal(peer.slot()).map(|(at, _)| at + REFUSED_NS)
     }
 
-    /// Why a session that was not opened ends: the refusal of the key, if there was one.
+    /// Reason why a session that never opened ends: the refusal of the key, if there was one.
     pub(super) fn key_reason(&self, p: PeerIdx) -> Option<EndReason> {
         let (_, reason) = self.refusal(p)?;
         Some(match reason {
@@ -54,7 +54,7 @@ impl Openings {
 }
 
 impl Sessions<'_> {
-    /// Takes an RST that is not sealed, where there is a key: it may say that the key is another.
+    /// Processes an RST that is not sealed, at a node with a key: it may report a key mismatch.
     pub(super) fn on_clear_rst(&mut self, now: Instant, src: Station, frame: &RxFrame<'_>) {
         match RstOp::parse(frame) {
             Ok(op) if op.reason.is_of_key() => self.on_key_refusal(now, src, &op),
@@ -63,11 +63,11 @@ impl Sessions<'_> {
         }
     }
 
-    /// Takes the refusal of our OPEN for its key.
+    /// Processes the refusal of our OPEN because of its key.
     pub(super) fn on_key_refusal(&mut self, now: Instant, src: Station, op: &RstOp) {
         let at = |tenant| self.by_station.get(self.peers, src, tenant);
         let known = self.openings.tenants().filter_map(at).filter(|_| src != self.port.station);
-        // Who refuses a key does not say which: the epoch is of one session.
+        // The refusal does not name the key; the epoch identifies the session.
         let asked = known.into_iter().find(|&p| {
             let peer = &self.peers[p];
             let opens = peer.state == State::Opening || peer.state == State::Answered && peer.opens;
@@ -81,7 +81,8 @@ impl Sessions<'_> {
         if self.peers[p].state == State::Answered
             && self.openings.is_answer_outdated(&self.peers[p])
         {
-            // The peer began under a key that neither lists any more: now we do, under another.
+            // The peer's OPEN was under a key that neither end lists any more: this node opens
+            // under another.
             return self.open_again(now, p, false);
         }
         if self.openings.note_refusal(p, now, op.reason) {
@@ -92,7 +93,7 @@ impl Sessions<'_> {
 }
 
 impl Control<'_> {
-    /// Refuses an OPEN that is not sealed as this node seals.
+    /// Refuses an OPEN that is not sealed under a key of this node.
     pub(super) fn refuse_key(&mut self, now: Instant, base: &Base, op: &OpenOp, reason: RstReason) {
         if base.src == self.port.station || base.dst != self.port.station {
             return;
@@ -100,8 +101,8 @@ impl Control<'_> {
         let known = self.by_station.get(self.peers, base.src, Tenant::NONE);
         let is_open = |p: &PeerIdx| self.peers[*p].state == State::Open;
         if let Some(p) = known.filter(is_open).filter(|&p| self.peers[p].opened_as(op)) {
-            // An answer under a key that is not listed any more, whose session is open here: any
-            // sealed frame tells the peer.
+            // This is an answer under a key that is no longer listed, and its session is open here:
+            // any sealed frame tells the peer.
             self.peers[p].ask();
             return self.due.make_ready(self.peers, p);
         }
@@ -122,7 +123,7 @@ impl Control<'_> {
         self.note_other(station, Notice::OtherKey { station, has_key });
     }
 
-    /// Notes what is wrong with the key of a station, once.
+    /// Reports what is wrong with the key of a station, once.
     pub(super) fn note_other(&mut self, station: Station, notice: Notice) {
         let known = &mut self.openings.other_keys.stations;
         if known.len() < STATIONS_MAX && !known.contains(&station) {

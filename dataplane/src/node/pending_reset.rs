@@ -1,10 +1,10 @@
-//! Resets of sealed sessions that do not prove knowledge of the session: the sender has the key
-//! only. Where nodes have certificates every reset is such a one, since anyone can make its tag.
+//! Resets of sealed sessions that do not prove knowledge of the session: they prove the key only.
+//! Where nodes have certificates every reset is of this kind, since any station can make its tag.
 //!
-//! Such an RST repeats what was in the packet that it answers, and whoever can send frames chooses
-//! that packet. A node answers packets of unknown sessions before it could verify a tag, and its
-//! answers can be recorded and replayed against a later session. So the RST ends nothing while the
-//! peer answers. The peer is probed, and the session ends if nothing authentic arrives within
+//! Such an RST repeats fields of the packet that it answers, and a hostile sender chooses that
+//! packet: a node answers packets of unknown sessions before it could verify a tag, and its answers
+//! can be recorded and replayed against a later session. So the RST ends nothing while the peer
+//! answers. The peer is probed, and the session ends if nothing authentic arrives within
 //! [`REFUSED_NS`] or T_dead / 2, whichever is less.
 
 use super::other_key::REFUSED_NS;
@@ -14,7 +14,7 @@ use crate::idx::PeerIdx;
 use crate::types::Instant;
 use crate::wire::RstOp;
 
-/// The first such reset of a session since its peer was heard.
+/// The first such reset of a session since an authentic frame of its peer arrived.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PendingReset {
     since: Instant,
@@ -22,7 +22,7 @@ pub(super) struct PendingReset {
 }
 
 impl Openings {
-    /// An authentic frame of the open session with `p` has arrived.
+    /// Cancels the pending reset: an authentic frame of the open session with `p` has arrived.
     #[inline]
     pub(super) fn trust(&mut self, p: PeerIdx) {
         if !self.pending_resets.is_empty() {
@@ -39,7 +39,7 @@ impl Openings {
 }
 
 impl Control<'_> {
-    /// Notes a reset of the sealed session with `p`, and probes the peer if the session is open.
+    /// Records a reset of the sealed session with `p`, and probes the peer if the session is open.
     pub(super) fn note_unproven_reset(&mut self, now: Instant, p: PeerIdx, rst: &RstOp) {
         self.openings.pending_resets.entry(p).or_insert(PendingReset { since: now, rst: *rst });
         if self.peers[p].state == State::Open {
@@ -49,7 +49,7 @@ impl Control<'_> {
         self.arm_timer(now, p);
     }
 
-    /// The reset to apply, once its time has passed and nothing authentic has arrived.
+    /// Takes the reset to apply, once its deadline has passed and nothing authentic has arrived.
     pub(super) fn proven_reset(&mut self, p: PeerIdx) -> Option<RstOp> {
         let over = self.openings.reset_deadline(p, self.settings.t_dead_ns);
         let ends = self.turn.is_over(over);

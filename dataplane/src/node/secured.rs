@@ -1,9 +1,10 @@
-//! Sealed sessions, where the domain has a key: the one place that every frame passes on its way
-//! out, and the one on its way in (`docs/wire.md`, "Sealed frames").
+//! Sealed sessions, where the domain has a key: the one place that every frame passes when it
+//! leaves, and the one when it arrives (`docs/wire.md`, "Sealed frames").
 //!
-//! Sessions do not know of sealing. They build and parse frames as without a key and without a
-//! checksum. [`SealingSink`] is between the node and its port; [`Node::on_frame_secured`] is in
-//! front of the receive path. Near frames pass both unchanged: they stay in this machine's memory.
+//! Session code does not know of sealing: it builds and parses frames as without a key and without
+//! a checksum. [`SealingSink`] is between the node and its port; [`Node::on_frame_secured`] is in
+//! front of the receive path. Near frames pass both unchanged, since they stay in this machine's
+//! memory.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -30,7 +31,7 @@ use crate::wire::{
     sealed::OpenKind,
 };
 
-/// Bytes of an OPEN before the message of the handshake. No other frame without a session has more.
+/// Bytes of an OPEN before the handshake message. No other frame without a session has more.
 const OPEN_END: usize = BASE_LEN + OpenOp::LEN;
 const _: () = assert!(BASE_LEN + RstOp::LEN <= OPEN_END);
 
@@ -38,11 +39,11 @@ const _: () = assert!(BASE_LEN + RstOp::LEN <= OPEN_END);
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) keys: SessionKeys,
-    /// The peer's name of the session, in frames.
+    /// The sid that the peer chose, in frames.
     remote_sid: u32,
-    /// The peer's epoch of the session.
+    /// The epoch that the peer chose.
     remote_epoch: u32,
-    /// Whose key it was opened under.
+    /// The tenant whose key the session was opened under.
     tenant: Tenant,
     /// The answer to the peer's OPEN, if the peer began, until the session is open. Boxed, as the
     /// key of its tag is longer than the session's keys.
@@ -69,8 +70,8 @@ struct Answered {
     key: KeyId,
 }
 
-/// What names a session that is over: the peer's [`Station::word`], and each end's `sid`, by which
-/// it goes here, and `epoch`.
+/// Names of a session that has ended: the peer's [`Station::word`], and for each end its `sid` (for
+/// the peer's end the number under which the session is kept here) and `epoch`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EndedSession {
     pub(super) peer: u64,
@@ -79,9 +80,9 @@ pub(crate) struct EndedSession {
     pub(super) theirs: (u32, u32),
 }
 
-/// Sessions by the peer's [`Station::word`] and its name of the session, looked up for each frame.
-/// Where another tenant's session with the station has that name, the next that is free. Only peers
-/// with a listed key have entries, so a fast hash is safe.
+/// Sessions by the peer's [`Station::word`] and the sid that the peer chose, looked up for each
+/// frame. Where a session of another tenant with the same station has that sid, the next free
+/// number is used. Only peers with a listed key have entries, so a fast hash is safe.
 pub(super) type Sessions = HashMap<(u64, u32), Box<Session>, foldhash::fast::RandomState>;
 
 /// Sessions that one station can have: one under each key, and one that is about to replace it.
@@ -91,52 +92,52 @@ const STATION_SESSIONS: u32 = 2 * KEYS_MAX as u32;
 #[derive(Debug)]
 pub(crate) struct Seals {
     pub(super) ring: Keyring,
-    /// Handshakes that this node began, by the peer's [`Station::word`] and its tenant.
+    /// Handshakes that this node initiated, by the peer's [`Station::word`] and its tenant.
     pub(super) offers: HashMap<(u64, Tenant), Initiator>,
     /// Sessions with keys.
     pub(super) sessions: Sessions,
     /// When the age of keys is checked next.
     pub(super) look_at: Instant,
-    /// The key that verified the tag of the current OPEN, if that has a handshake message.
+    /// The key that verified the tag of the current OPEN, if that OPEN has a handshake message.
     verified_key: Option<KeyId>,
-    /// That OPEN as it came, up to the tag.
+    /// That OPEN as received, up to the tag.
     verified_open: Vec<u8>,
-    /// Certificates that were verified lately.
+    /// Budget of certificate verifications.
     pub(super) cert_budget: CertBudget,
     /// The tenant whose key verified the tag of the current frame.
     frame_tenant: Tenant,
-    /// A frame on its way out, and one on its way in.
+    /// Buffers for the frame being sent and the frame being received.
     tx: Vec<u8>,
     rx: Vec<u8>,
     /// Longest frame of the port, bytes.
     longest: usize,
     station: Station,
-    /// Secrets of opened sessions that wait to be exported, if they are to be.
+    /// Secrets of opened sessions that wait for export; `None` if export is not enabled.
     exported: Option<Vec<SessionSecret>>,
-    /// The node's time of the current send.
+    /// The node's time at the current send.
     now: Instant,
-    /// What the session of the frame in `tx` had waited for room, ns.
+    /// How long the session of the frame in `tx` had waited for room in the port, ns.
     waited_ns: u32,
 }
 
-/// Most secrets that wait to be exported.
+/// Maximum number of secrets that wait for export.
 const PENDING_SECRETS_MAX: usize = 1 << 12;
 
 /// How a frame leaves.
 enum Sealing {
-    /// As it is.
+    /// Unchanged.
     Clear,
-    /// The first bytes of [`Seals::tx`] instead, as many as this.
+    /// Replaced by this many bytes of [`Seals::tx`].
     Sealed(usize),
-    /// Not yet: the port had no room a moment ago.
+    /// Deferred: the port had no room a moment ago.
     Later,
-    /// Not at all: there is no key for it.
+    /// Dropped: there is no key for it.
     Not,
 }
 
 impl Seals {
-    /// For a node with these settings on a port for frames of `frame_len` bytes. `None` if it has
-    /// no key or needs none.
+    /// For a node with these settings on a port for frames of `frame_len` bytes. `None` if the node
+    /// has no key or needs none.
     pub(super) fn of(s: &NodeSettings, caps: &PortCaps, frame_len: usize) -> Option<Box<Self>> {
         let ring = s.keys.clone().filter(|_| !caps.lossless)?;
         let room = ring.message_and_finished_max() + TAG_LEN + TRAILER_LEN;
@@ -160,13 +161,13 @@ impl Seals {
         }))
     }
 
-    /// Whether there is room for the messages of this list.
+    /// Whether the port's frames have room for the handshake messages of this key list.
     pub(super) fn takes(&self, ring: &Keyring) -> bool {
         ring.open_len() <= self.longest
     }
 
-    /// Makes `frame` ready to leave. `near` tells whether the port reaches its destination through
-    /// memory.
+    /// Prepares `frame` for sending. `near` returns whether the port reaches its destination
+    /// through memory.
     fn prepare(&mut self, frame: &TxFrame<'_>, mut near: impl FnMut() -> bool) -> Sealing {
         let is = |ty: Ty| sealed::ty_of(frame.head) == Some(ty);
         self.waited_ns = 0;
@@ -198,7 +199,7 @@ impl Seals {
             return Sealing::Later;
         }
         self.waited_ns = std::mem::take(&mut session.backoff.wait_ns);
-        // After the header of a packet without payload comes padding, which tests the path.
+        // A packet without payload may be followed by padding, which tests the path.
         let body = if sealed::plen(frame.head) == 0 { 0 } else { frame.body.len() };
         let end = frame.head.len() + body;
         let len = frame.len().max(end + TAG_LEN);
@@ -215,7 +216,7 @@ impl Seals {
         Sealing::Sealed(len)
     }
 
-    /// Adds the handshake's message to an OPEN, and the tag.
+    /// Appends the handshake message and the tag to an OPEN.
     fn prepare_open(&mut self, frame: &TxFrame<'_>) -> Sealing {
         let (kind, dst) = (sealed::open_kind(frame.head), frame.dst().word());
         if kind.is_near {
@@ -241,7 +242,7 @@ impl Seals {
         self.end(frame, &Ending { message: &message, finished: None, tag_key: &tag_key })
     }
 
-    /// The first message of the handshake of this session to a peer. `None` if its tenant's key is
+    /// The first handshake message of this session to a peer. `None` if the key of its tenant is
     /// not listed.
     fn offer(&mut self, to: (u64, Tenant), kind: &OpenKind) -> Option<Message> {
         let OpenKind { inc, sid, epoch, psn, params, .. } = *kind;
@@ -258,7 +259,7 @@ impl Seals {
         Some(message)
     }
 
-    /// The port did not take `frame`, which was sealed.
+    /// The port refused `frame`, which was sealed.
     #[cold]
     fn refused(&mut self, frame: &TxFrame<'_>) {
         let session = (frame.dst().word(), sealed::dst_sid(frame.head));
@@ -267,12 +268,12 @@ impl Seals {
         }
     }
 
-    /// Copies a frame without a session, and puts behind its header what it ends with.
+    /// Copies a frame without a session and appends `ending` to its header.
     fn end(&mut self, frame: &TxFrame<'_>, ending: &Ending<'_>) -> Sealing {
         self.end_of(frame, ending, |_| {})
     }
 
-    /// As [`end`](Self::end), and `edit` changes the header.
+    /// As [`end`](Self::end), after `edit` has changed the header.
     fn end_of(
         &mut self,
         frame: &TxFrame<'_>,
@@ -289,14 +290,14 @@ impl Seals {
         Sealing::Sealed(len)
     }
 
-    /// Copies a frame that is for everybody, with a checksum.
+    /// Copies a broadcast frame and appends a checksum.
     fn check(&mut self, frame: &TxFrame<'_>) -> Sealing {
         let len = frame.len();
         frame.copy_to(&mut self.tx[..len]);
         Sealing::Sealed(sealed::put_crc(&mut self.tx, len))
     }
 
-    /// The name here of the session of `tenant` that peer `peer` calls `sid`, if there is one.
+    /// The number here of the session of `tenant` for which `peer` chose `sid`, if there is one.
     fn name_of(&self, peer: u64, tenant: Tenant, sid: u32) -> Option<u32> {
         let is_it = |name: &u32| {
             let session = self.sessions.get(&(peer, *name));
@@ -305,8 +306,8 @@ impl Seals {
         names_for(sid).find(is_it)
     }
 
-    /// Keeps a session with `peer`, in place of the one that it gave the same name before. False if
-    /// the station has too many, which the number of keys rules out.
+    /// Stores a session with `peer`, in place of a previous one of the same sid. False if the
+    /// station has too many sessions, which the limit on keys rules out.
     fn keep(&mut self, peer: u64, session: Box<Session>) -> bool {
         let (tenant, sid) = (session.tenant, session.remote_sid);
         let is_free = |name: &u32| !self.sessions.contains_key(&(peer, *name));
@@ -314,7 +315,7 @@ impl Seals {
         name.map(|name| self.sessions.insert((peer, name), session)).is_some()
     }
 
-    /// Forgets the keys and the handshake of a session, not those of a newer one.
+    /// Erases the keys and the handshake of a session, not those of a newer one.
     fn forget(&mut self, over: &EndedSession) {
         let is_over = |o: &mut Initiator| (o.names().sid, o.names().epoch) == over.ours;
         if let Entry::Occupied(mut offer) = self.offers.entry((over.peer, over.tenant))
@@ -331,12 +332,12 @@ impl Seals {
     }
 }
 
-/// The names under which a session may be kept that the peer calls `sid`.
+/// The numbers under which a session may be kept whose peer chose `sid`.
 fn names_for(sid: u32) -> impl Iterator<Item = u32> {
     (0..=STATION_SESSIONS).map(move |i| sid.wrapping_add(i)).filter(|&name| name != 0)
 }
 
-/// What stands between the node and a port: seals what leaves.
+/// The sink between the node and a port: seals outgoing frames.
 pub(crate) struct SealingSink<'a> {
     pub(super) out: &'a mut dyn FrameSink,
     pub(super) seals: &'a mut Seals,
@@ -387,22 +388,23 @@ impl FrameSink for SealingSink<'_> {
 }
 
 impl Openings {
-    /// Takes out the keys of the session that `op` of `peer` begins, while those of another session
-    /// are dropped, which may have the same name.
+    /// Takes out the keys of the session that `op` of `peer` begins, while another session, which
+    /// may have the same sid, is dropped.
     pub(super) fn take_keys(&mut self, peer: Station, op: &OpenOp) -> Option<Box<Session>> {
         let seals = self.seals.as_mut()?;
         let name = seals.name_of(peer.word(), seals.frame_tenant, op.sid)?;
         seals.sessions.remove(&(peer.word(), name))
     }
 
-    /// Puts them back.
+    /// Puts the keys back.
     pub(super) fn put_keys(&mut self, peer: Station, keys: Option<Box<Session>>) {
         if let (Some(seals), Some(keys)) = (&mut self.seals, keys) {
             seals.keep(peer.word(), keys);
         }
     }
 
-    /// Notes by which name the session goes here that `peer` calls `sid`, and returns it.
+    /// Records under which number the session is kept for which `peer` chose `sid`, and returns
+    /// that number.
     pub(super) fn name_session(&mut self, peer: &Peer, sid: u32) -> u32 {
         let seals = self.seals.as_ref();
         let name = seals.and_then(|seals| seals.name_of(peer.addr, peer.tenant, sid));
@@ -413,7 +415,7 @@ impl Openings {
         name
     }
 
-    /// The name that `peer` gave to the session with it.
+    /// The sid that `peer` chose for the session.
     pub(super) fn remote_sid(&self, peer: &Peer) -> u32 {
         self.other_names.get(&peer.slot()).copied().unwrap_or(peer.remote_sid)
     }
@@ -423,30 +425,30 @@ impl Openings {
         self.seals.as_ref().map_or(Tenant::NONE, |seals| seals.frame_tenant)
     }
 
-    /// Whether [`take_secrets`](Self::take_secrets) has something.
+    /// Whether [`take_secrets`](Self::take_secrets) would return any.
     #[inline]
     pub fn has_secrets(&self) -> bool {
         let exported = self.seals.as_ref().and_then(|seals| seals.exported.as_ref());
         exported.is_some_and(|exported| !exported.is_empty())
     }
 
-    /// Takes the secrets of the sessions that have opened since the last call, for both directions:
-    /// with them all frames of these sessions can be read. None unless
-    /// [`export_secrets`](super::NodeSettings::tells_secrets) is set, and at most 2,048 sessions
+    /// Takes the secrets, for both directions, of the sessions that have opened since the last
+    /// call: all frames of these sessions can be decrypted with them. Empty unless
+    /// [`export_secrets`](super::NodeSettings::tells_secrets) is set; at most 2,048 sessions
     /// between two calls.
     pub fn take_secrets(&mut self) -> Vec<SessionSecret> {
         let exported = self.seals.as_mut().and_then(|seals| seals.exported.as_mut());
         exported.map(std::mem::take).unwrap_or_default()
     }
 
-    /// Whether the OPEN of `peer` was answered under a key that is not listed any more.
+    /// Whether the OPEN of `peer` was answered under a key that is no longer listed.
     pub(super) fn is_answer_outdated(&self, peer: &Peer) -> bool {
         let Some(seals) = &self.seals else { return false };
         let answer = seals.sessions.get(&peer.session()).and_then(|s| s.answer.as_ref());
         answer.is_some_and(|answer| !seals.ring.lists(answer.key))
     }
 
-    /// Forgets what answered the OPEN of `peer`: the session with it is open.
+    /// Drops the answer to the OPEN of `peer`: the session is open.
     pub(super) fn forget_answer(&mut self, peer: &Peer) {
         if let Some(seals) = &mut self.seals
             && let Some(session) = seals.sessions.get_mut(&peer.session())
@@ -455,8 +457,8 @@ impl Openings {
         }
     }
 
-    /// Keeps the secrets of the session with `peer`, which has opened, for
-    /// [`take_secrets`](Self::take_secrets), if they are to be exported.
+    /// Stores the secrets of the session with `peer`, which has opened, for
+    /// [`take_secrets`](Self::take_secrets), if export is enabled.
     pub(super) fn queue_secrets(&mut self, peer: &Peer) {
         let Some(seals) = &mut self.seals else { return };
         let Some(exported) = &mut seals.exported else { return };
@@ -473,7 +475,7 @@ impl Openings {
 
 impl Node {
     /// Calls `send` with `out`, through the seals if the node has a key. If the seals are absent, a
-    /// caller up the stack holds them, and `out` is already behind them.
+    /// caller higher in the stack holds them, and `out` already seals.
     pub(super) fn through_seals<T>(
         &mut self,
         out: &mut dyn FrameSink,
@@ -482,7 +484,7 @@ impl Node {
         let Some(mut seals) = self.openings.seals.take() else { return send(self, out) };
         seals.now = self.turn.polled_at;
         let sent = send(self, &mut SealingSink { out, seals: &mut seals });
-        // Sessions that have ended meanwhile.
+        // Sessions that ended during the send.
         while let Some(over) = self.openings.ended_sealed.pop() {
             seals.forget(&over);
         }
@@ -490,7 +492,7 @@ impl Node {
         sent
     }
 
-    /// Takes any frame of a node with a key that is not of a near session.
+    /// Processes a received frame at a node with a key, unless it is of a near session.
     #[inline(never)]
     pub(super) fn on_frame_secured(&mut self, now: Instant, frame: &RxFrame<'_>) {
         match sealed::is_sealed(frame) {
@@ -504,7 +506,7 @@ impl Node {
         }
     }
 
-    /// Opens a sealed frame and takes what was sealed.
+    /// Opens a sealed frame and processes its contents.
     fn on_sealed(&mut self, now: Instant, frame: &RxFrame<'_>) {
         let Some(seals) = &mut self.openings.seals else { return };
         let (mut bytes, len) = (std::mem::take(&mut seals.rx), frame.len());
@@ -524,7 +526,7 @@ impl Node {
         }
     }
 
-    /// Checks a sealed frame, and makes it the frame that was sealed. False if it is to be dropped.
+    /// Verifies and decrypts a sealed frame in place. False if it is to be dropped.
     fn unseal(&mut self, now: Instant, bytes: &mut [u8]) -> bool {
         let end = BASE_LEN + usize::from(sealed::plen(bytes));
         let Some(raw) = Base::parse_raw(&RxFrame::new(bytes)) else { return false };
@@ -556,8 +558,8 @@ impl Node {
         whole.is_ok()
     }
 
-    /// Takes a frame that is not sealed: a near one, a question for a name or its answer, or the
-    /// refusal of a key. An OPEN is refused, and anything else dropped.
+    /// Processes a frame that is not sealed: a near one, a name query or its answer, or the refusal
+    /// of a key. An OPEN is refused; any other frame is dropped.
     fn on_clear(&mut self, now: Instant, frame: &RxFrame<'_>) {
         let base = match Base::parse(frame) {
             Ok(base) => base,
@@ -576,7 +578,7 @@ impl Node {
             return self.on_frame_slow(now, frame);
         }
         if base.ty == Ty::Mcast {
-            // Of others on the link, which need not have a key: no claim to be one that has.
+            // Multicast comes from any station on the link, with or without a key: it claims none.
             self.counters.rx_clear += 1;
             return;
         }
@@ -595,7 +597,7 @@ impl Node {
 }
 
 impl Control<'_> {
-    /// Forgets the keys of the session with `p`, which is about to end.
+    /// Erases the keys of the session with `p`, which is about to end.
     pub(super) fn forget_keys(&mut self, p: PeerIdx) {
         if !self.port.far.is_sealed() {
             return;
@@ -605,14 +607,14 @@ impl Control<'_> {
         let over = EndedSession { peer: peer.addr, tenant: peer.tenant, ours, theirs };
         match &mut self.openings.seals {
             Some(seals) => seals.forget(&over),
-            // The seals are taken out while frames are sent. The next session may be offered before
-            // they are back.
+            // The seals are taken out while frames are sent. The next handshake may be offered
+            // before they are back.
             None => self.openings.ended_sealed.push(over),
         }
     }
 
-    /// Whether the tag of an OPEN or RST verifies under a key. Keeps an OPEN with a handshake
-    /// message.
+    /// Whether the tag of an OPEN or RST verifies under a key. Keeps the bytes of an OPEN with a
+    /// handshake message.
     fn is_tagged(&mut self, now: Instant, src: Station, bytes: &mut [u8], end: usize) -> bool {
         let Some(seals) = &mut self.openings.seals else { return false };
         // Otherwise a forger would choose how many bytes are authenticated, once for each key.
@@ -639,7 +641,7 @@ impl Control<'_> {
         true
     }
 
-    /// Opens a frame of a session that there is, in place. Any other is answered as without a key.
+    /// Decrypts a frame of an existing session in place. Any other is answered as without a key.
     fn is_of_session(&mut self, now: Instant, raw: &RawBase, bytes: &mut [u8]) -> bool {
         let peer = self.peers.get(slot_of(raw.dst_sid)).filter(|peer| {
             let paired = matches!(peer.state, State::Answered | State::Open);
@@ -717,7 +719,7 @@ impl Control<'_> {
         true
     }
 
-    /// Ends the handshake that this node began with `op`, the peer's answer. As
+    /// Completes the handshake that this node initiated, with the peer's answer `op`. Returns as
     /// [`respond`](Self::respond).
     pub(super) fn agree(&mut self, p: PeerIdx, base: &Base, op: &OpenOp) -> bool {
         if !self.port.is_sealed(op) {
@@ -759,7 +761,7 @@ impl Control<'_> {
 
     /// Whether our OPEN to `p` prevails over `op`, which crosses it: there is one handshake, so
     /// both ends must choose the same. An OPEN that names the other's incarnation prevails over one
-    /// that does not; else the greater station does.
+    /// that does not; otherwise that of the greater station does.
     pub(super) fn keeps_offer(&mut self, p: PeerIdx, op: &OpenOp) -> bool {
         let peer = &self.peers[p];
         let crosses = peer.state == State::Opening
@@ -773,7 +775,7 @@ impl Control<'_> {
         }
         self.counters.rx_bad_open += 1;
         if self.peers[p].inc == 0 {
-            // It may take only OPENs that name it: now ours does.
+            // The peer may accept only OPENs that name its incarnation: now ours does.
             self.note_life(p, op.inc);
             let peer = &mut self.peers[p];
             (peer.is_life_claimed, peer.want_open) = (true, true);

@@ -1,5 +1,5 @@
-//! Sessions: opening, resetting, ending. `peer.rs` has the table of states, `timers.rs` decides
-//! when a peer is dead.
+//! Sessions: opening, reset and end. `peer.rs` has the table of states; `timers.rs` decides when a
+//! peer is dead.
 
 use barewire_driver::port::Station;
 
@@ -26,12 +26,13 @@ pub(crate) const REPLIES_PER_MS: u32 = 4;
 /// Replies that may wait for the port.
 pub(crate) const REPLIES_MAX: usize = 64;
 
-/// Records examined for one to evict when an OPEN finds the table full. The OPEN is repeated if
-/// none can be.
+/// Records that one search for a record to evict examines when an OPEN finds the peer table full.
+/// If none of them can be evicted the OPEN is dropped, and its sender repeats it.
 const EVICT_LOOKS: usize = 16;
 
 impl Replies {
-    /// Whether another reply to a stranger is within the rate limit, and counts it.
+    /// Counts a reply to a station without a session, and returns whether it is within the rate
+    /// limit.
     pub(super) fn may_reply(&mut self, counters: &mut NodeCounters, now: Instant) -> bool {
         if now.since(self.refilled) >= 1_000_000 {
             self.refilled = now;
@@ -47,7 +48,7 @@ impl Replies {
 }
 
 impl Node {
-    /// The port is gone: every operation ends with [`Error::NetDown`], and so does every later one.
+    /// The port is gone: every pending operation and every later one ends with [`Error::NetDown`].
     pub fn port_gone(&mut self, now: Instant) {
         self.port.gone = true;
         self.due.note_send();
@@ -71,7 +72,7 @@ impl Node {
 }
 
 impl Sessions<'_> {
-    /// Takes an OPEN (a first one, an answer or a challenge) with `len` bytes after the Ethernet
+    /// Processes an OPEN (a first one, an answer or a challenge) of `len` bytes after the Ethernet
     /// header.
     pub(crate) fn on_open(&mut self, now: Instant, base: &Base, op: &OpenOp, len: u16) {
         let me = self.settings.incarnation;
@@ -125,8 +126,8 @@ impl Sessions<'_> {
                 self.control().refuse_open(now, base, op, RstReason::UnknownSession);
             }
             State::Opening if !named => {
-                // The application named another life of the peer, which is over: the answer to our
-                // OPEN will say so.
+                // The application inserted another incarnation of the peer, which has ended: the
+                // answer to our OPEN will report that.
                 self.counters.rx_bad_open += 1;
             }
             State::Opening if !self.control().respond(who, base, op) => {}
@@ -140,12 +141,12 @@ impl Sessions<'_> {
                 self.due.make_ready(self.peers, p);
             }
             State::Answered if theirs && ours && sealed => {
-                // Both ends answered the other's OPEN, so that they have no keys in common.
+                // Each end answered the other's OPEN, so the two have no keys in common.
                 if self.port.addr > self.peers[p].addr {
                     return;
                 }
                 match self.openings.has_certificate() {
-                    // Anybody can say so.
+                    // This OPEN proves nothing: any station can send it.
                     true => {
                         self.control().note_unproven_reset(now, p, &RstOp::unknown_session(op.inc))
                     }
@@ -171,8 +172,8 @@ impl Sessions<'_> {
                 self.due.make_ready(self.peers, p);
             }
             State::Open => {
-                // Either this OPEN is stale or the peer has lost the session: its next packet tells
-                // which.
+                // Either this OPEN is stale or the peer has lost the session: the peer's next
+                // packet tells which.
                 self.counters.rx_bad_open += 1;
                 self.counters.tx_probes += 1;
                 self.peers[p].ask();
@@ -181,10 +182,11 @@ impl Sessions<'_> {
         }
     }
 
-    /// The peer gave up the session that we answered; ours pairs with that one only (S3). Queued
-    /// operations go out with the new session, unless they name another life.
+    /// Answers an OPEN of a peer that gave up the session we had answered: our session pairs with
+    /// that one only (S3). Queued operations go out with the new session, unless they name another
+    /// incarnation.
     fn answer_anew(&mut self, now: Instant, p: PeerIdx, base: &Base, op: &OpenOp, len: u16) {
-        // Before the session that there is goes: who is refused changes nothing.
+        // Before the present session ends: a refused OPEN changes nothing.
         let first = self.openings.first_psn();
         let who = self.peers[p].who();
         if !self.control().respond(who, base, op) {
@@ -204,8 +206,9 @@ impl Sessions<'_> {
         self.control().begin_answer(now, p, (base, op), len, first);
     }
 
-    /// Takes an OPEN of a station that is not known. It gets a record, for which another peer may
-    /// have to go, only if it is a first OPEN whose message, with the certificate, is good.
+    /// Processes an OPEN of an unknown station. The station gets a peer record, for which another
+    /// peer may be evicted, only if this is a first OPEN whose handshake message and certificate
+    /// are valid.
     fn answer_unknown(&mut self, now: Instant, base: &Base, op: &OpenOp, len: u16) {
         if op.is_answer() {
             return self.control().refuse_open(now, base, op, RstReason::UnknownSession);
@@ -223,8 +226,8 @@ impl Sessions<'_> {
         }
     }
 
-    /// Takes an RST. It is believed only if it proves to know the session (S4): it echoes a packet
-    /// that we could have sent, or our incarnation and epoch.
+    /// Processes an RST. It is applied only if it proves knowledge of the session (S4): it echoes a
+    /// packet that we could have sent, or our incarnation and epoch.
     pub(crate) fn on_rst(&mut self, now: Instant, src: Station, op: &RstOp) {
         if op.reason.is_of_key() {
             return self.on_key_refusal(now, src, op);
@@ -254,13 +257,13 @@ impl Sessions<'_> {
             return self.control().name_life(p);
         }
         if peer.path.is_sealed() && self.openings.has_certificate() {
-            // Anybody makes its tag.
+            // Any station can make its tag.
             return self.control().note_unproven_reset(now, p, op);
         }
         self.apply_rst(now, p, op);
     }
 
-    /// Does as an RST says that is believed.
+    /// Applies an RST that was accepted as genuine.
     pub(super) fn apply_rst(&mut self, now: Instant, p: PeerIdx, op: &RstOp) {
         let (peer, unnamed) = (&self.peers[p], op.reason == RstReason::WrongIncarnation);
         self.counters.sessions_reset += 1;
@@ -276,7 +279,7 @@ impl Sessions<'_> {
         self.reset(now, p, op);
     }
 
-    /// Ends the session with `p` as a believed RST says.
+    /// Ends the session with `p` as an accepted RST says.
     fn reset(&mut self, now: Instant, p: PeerIdx, op: &RstOp) {
         let peer = &self.peers[p];
         let other_life = op.life != wire::life_of(peer.inc) && peer.inc != 0;
@@ -297,14 +300,14 @@ impl Sessions<'_> {
         }
     }
 
-    /// The other end does not know the session that we opened or answered, or it is another life
-    /// (`other_life`). Nothing was sent yet: queued operations go out with the next session, unless
-    /// they name that life.
+    /// The other end does not know the session that we opened or answered, or has another
+    /// incarnation (`other_life`). Nothing was sent yet: queued operations go out with the next
+    /// session, unless they name that incarnation.
     pub(super) fn open_again(&mut self, now: Instant, p: PeerIdx, other_life: bool) {
         let (claimed, last_rx) = (self.peers[p].is_life_claimed, self.peers[p].last_rx);
         self.control().forget(p);
         if other_life {
-            // Operations that name a life name another than the one claimed.
+            // Operations that name an incarnation name another than the claimed one.
             if !claimed {
                 self.operations().end_named(now, p);
             }
@@ -315,14 +318,16 @@ impl Sessions<'_> {
             self.control().begin(now, p, State::Opening, false);
         }
         if self.openings.has_certificate() {
-            // Anybody can have made the frame that is why: it is no sign of the peer.
+            // Any station can have sent the frame that caused this: it does not show that the peer
+            // is alive.
             self.peers[p].last_rx = last_rx;
             self.control().arm_timer(now, p);
         }
     }
 
     /// Ends a session: every operation that depends on it ends with the error of `reason`, and its
-    /// resources are freed (S8). The peer is told once, best effort, if the reason calls for it.
+    /// resources are freed (S8). If the reason calls for it, one RST is sent to the peer, best
+    /// effort.
     pub(crate) fn end_session(&mut self, now: Instant, p: PeerIdx, reason: EndReason) {
         self.operations().note_end(now, p, reason);
         self.operations().note_losses(p, reason);
@@ -359,7 +364,7 @@ impl Sessions<'_> {
         }
         self.objects().abort_reassembly(p);
         self.objects().drop_announced(p);
-        // No message of the peer is on its way into one of them any more.
+        // No message of the peer that would go into one of them is in flight any more.
         if ends_receives {
             self.objects().fail_receives_from(p, err);
         }
@@ -377,17 +382,17 @@ impl Sessions<'_> {
         let credit = peer.snd.credit;
         peer.snd = SendWindow::new(peer.snd.nxt);
         peer.snd.credit = credit;
-        // Not for a record that is about to be freed: its credit would be lost with it.
+        // Not for a record that is about to be freed: its credit would be lost with the record.
         if peer.station() == self.port.station && reason != EndReason::Evicted {
             self.control().open_to_self(p);
         }
     }
 
-    /// Ends the sessions of a node about to close, so that their peers do not wait for T_dead for
-    /// somebody who has gone. Those who know by themselves which processes live are not told.
-    /// Returns whether there are more of them than can be told at once: transmit, and call again.
+    /// Ends the sessions of a node about to close, so that their peers do not wait T_dead for it.
+    /// Peers whose port tells process presence get no RST. Returns whether more sessions remain
+    /// than RSTs can be queued at once: transmit, and call again.
     ///
-    /// Each is told once, best effort.
+    /// Each peer gets one RST, best effort.
     pub fn leave_sessions(&mut self) -> bool {
         let room = REPLIES_MAX - self.replies.queue.len().min(REPLIES_MAX);
         let told = |peer: &Peer| {
@@ -397,7 +402,7 @@ impl Sessions<'_> {
         let left = self.peers.iter().filter(|(_, peer)| told(peer)).map(|(p, _)| p);
         let left: Vec<PeerIdx> = left.take(room).collect();
         for &p in &left {
-            // Nobody's frames are answered here, for which there is a limit.
+            // The rate limit is for replies to frames, which these are not.
             self.replies.tokens = REPLIES_PER_MS;
             self.end_session(self.turn.polled_at, p, EndReason::Left);
         }
@@ -418,8 +423,8 @@ impl Sessions<'_> {
         self.reorder.drop_all(&mut self.peers[p]);
     }
 
-    /// Drops the session with `station` silently, as if its memory had been lost, or those under
-    /// each key. For tests of how the other side reacts.
+    /// Drops the session with `station`, or its sessions under each key, without an RST, as if its
+    /// memory had been lost. For tests of how the other end reacts.
     pub fn drop_session(&mut self, now: Instant, station: Station) {
         let tenants: Vec<Tenant> = self.openings.tenants().collect();
         for tenant in tenants {
@@ -431,7 +436,7 @@ impl Sessions<'_> {
 }
 
 impl Objects<'_> {
-    /// Discards announced messages of a peer that can no longer be pulled.
+    /// Discards messages that a peer announced and that can no longer be pulled.
     fn drop_announced(&mut self, p: PeerIdx) {
         if self.peers[p].unexpected == 0 {
             return;
@@ -453,14 +458,14 @@ impl Objects<'_> {
 }
 
 impl Control<'_> {
-    /// Something is queued for `p`: opens a session, or queues the peer to be served.
+    /// Work is queued for `p`: opens a session, or queues the peer to be served.
     pub(super) fn schedule(&mut self, now: Instant, p: PeerIdx) {
         match self.peers[p].state {
             // The path is chosen when the OPEN leaves.
             State::Idle => self.begin(now, p, State::Opening, false),
             State::Opening => {}
-            // The sender of the OPEN may be gone, or its address forged: our own OPEN has to find
-            // out.
+            // The sender of the OPEN may have exited, or its address is forged: an OPEN of our own
+            // will tell.
             State::Answered if !self.peers[p].opens => {
                 (self.peers[p].opens, self.peers[p].probe_at) = (true, now);
                 self.arm_timer(now, p);
@@ -470,14 +475,14 @@ impl Control<'_> {
         }
     }
 
-    /// Starts a new session with the peer in `state`, on a near or a far path. Its OPEN is still to
-    /// be sent.
+    /// Starts a new session with the peer in `state`, on a near or a far path. Its OPEN is not sent
+    /// here.
     fn begin(&mut self, now: Instant, p: PeerIdx, state: State, near: bool) {
         let first = self.openings.first_psn();
         self.begin_from(now, p, (state, first), near);
     }
 
-    /// [`begin`](Self::begin), and the first packet is `first`.
+    /// As [`begin`](Self::begin), with `first` as the PSN of the first packet.
     fn begin_from(&mut self, now: Instant, p: PeerIdx, (state, first): (State, Psn), near: bool) {
         let (sid, epoch) = self.openings.next_session(p);
         let grant = self.blocks.grant_initial(state != State::Answered);
@@ -506,15 +511,15 @@ impl Control<'_> {
         self.openings.forget(p);
         self.observed.tallies[p.at()] = Tally::new(now, first);
         if grant == 0 && state != State::Answered {
-            // Without credit it can use none up, so no later event would grant it any: it waits for
-            // blocks.
+            // A peer without credit consumes none, so no later event would grant it any: it waits
+            // for free blocks.
             self.blocks.queue_for_blocks(p, &mut self.peers[p]);
         }
         self.due.make_ready(self.peers, p);
         self.arm_timer(now, p);
     }
 
-    /// The session with ourselves has one record for both of its ends.
+    /// Opens the session with this node itself: one record stands for both of its ends.
     pub(super) fn open_to_self(&mut self, p: PeerIdx) {
         let now = self.turn.polled_at;
         self.begin(now, p, State::Open, false);
@@ -529,8 +534,8 @@ impl Control<'_> {
         peer.frame_max = self.port.frame_max;
     }
 
-    /// Whether an OPEN names no incarnation although this node requires its own: its sender got the
-    /// address from no application.
+    /// Whether an OPEN names no incarnation although this node requires its own: the sender did not
+    /// get the address from an application.
     fn is_unnamed(&mut self, op: &OpenOp) -> bool {
         let by_name = self.settings.by_name || planted(Bug::NamelessTaken);
         let unnamed = op.target_inc == 0 && !by_name;
@@ -538,7 +543,7 @@ impl Control<'_> {
         unnamed
     }
 
-    /// Answers a first OPEN with a new session of ours.
+    /// Answers a first OPEN with a new session.
     fn answer(&mut self, now: Instant, p: PeerIdx, base: &Base, op: &OpenOp, len: u16) {
         let first = self.openings.first_psn();
         if self.respond(self.peers[p].who(), base, op) {
@@ -546,8 +551,8 @@ impl Control<'_> {
         }
     }
 
-    /// Begins the session of ours that answers a first OPEN, whose message was answered. Our first
-    /// packet is `first`.
+    /// Begins the session that answers a first OPEN whose handshake message was answered. `first`
+    /// is the PSN of our first packet.
     fn begin_answer(
         &mut self,
         now: Instant,
@@ -572,7 +577,7 @@ impl Control<'_> {
         self.openings.note_half_open(now, &self.peers[p], proven || named);
     }
 
-    /// Notes the identity of the other end: sid, incarnation, epoch, frame length.
+    /// Records the identity of the other end: sid, incarnation, epoch, frame length.
     fn pair(&mut self, p: PeerIdx, base: &Base, op: &OpenOp) {
         self.note_life(p, op.inc);
         self.observed.tallies[p.at()].expect(base.psn);
@@ -610,9 +615,9 @@ impl Control<'_> {
         self.arm_timer(now, p);
     }
 
-    /// Whether an open session may use the fast path. Not if senders are looked up in the address
-    /// vector, if a lossless path carries checksums, or while an endpoint has not been told that an
-    /// earlier session with the peer was lost.
+    /// Whether an open session may use the fast path: not if senders are resolved in the address
+    /// vector, if a lossless path carries checksums, or while an endpoint still has to report that
+    /// an earlier session with the peer was lost.
     pub(super) fn takes_fast_path(&self, p: PeerIdx) -> bool {
         let path = self.peers[p].path;
         let looks_up = self.settings.inserted && !planted(Bug::StrangerUnasked);
@@ -626,7 +631,7 @@ impl Control<'_> {
         self.reset_open(now, base, op, reason);
     }
 
-    /// Answers an OPEN by an RST that names it.
+    /// Answers an OPEN with an RST that names it.
     pub(super) fn reset_open(&mut self, now: Instant, base: &Base, op: &OpenOp, reason: RstReason) {
         let rst = RstOp {
             echo_sid: base.dst_sid,
@@ -640,7 +645,7 @@ impl Control<'_> {
         self.reply_rst(now, (base.src, self.openings.frame_tenant()), op.sid, rst, usize::MAX);
     }
 
-    /// Takes a packet of a session that does not exist here.
+    /// Processes a packet of a session that does not exist here.
     pub(super) fn on_no_session(&mut self, now: Instant, src: Station, sid: u32, psn: Psn) {
         self.counters.rx_no_session += 1;
         self.open_anew(now, src);
@@ -661,9 +666,9 @@ impl Control<'_> {
         }
     }
 
-    /// The peer polls and has our OPEN, but it has or wants a session with an earlier life of this
-    /// node. An RST tells it that that life is over, and it may have dropped our OPEN before. So
-    /// the OPEN is repeated, also where the port keeps it in the peer's memory.
+    /// The peer polls and has our OPEN, but has or wants a session with an earlier incarnation of
+    /// this node. An RST tells it that the incarnation has ended; it may have dropped our OPEN
+    /// before. So the OPEN is repeated, even where the port keeps it in the peer's memory.
     fn open_anew(&mut self, now: Instant, src: Station) {
         let known = self.by_station.get(self.peers, src, Tenant::NONE);
         let Some(p) = known else { return };
@@ -674,7 +679,7 @@ impl Control<'_> {
         }
     }
 
-    /// Queues an RST, within the rate limit and if its frame has at most `most` bytes.
+    /// Queues an RST if the rate limit allows it and its frame has at most `most` bytes.
     pub(super) fn reply_rst(
         &mut self,
         now: Instant,
@@ -702,8 +707,8 @@ impl Control<'_> {
         self.due.note_send();
     }
 
-    /// The peer refused an OPEN that left before we knew its incarnation. Now we do: the next OPEN
-    /// names it. If the peer has opened a session meanwhile, that session stays.
+    /// The peer refused an OPEN that left before we knew its incarnation. Now it is known, and the
+    /// next OPEN names it. If the peer has opened a session meanwhile, that session stays.
     fn name_life(&mut self, p: PeerIdx) {
         if self.peers[p].state == State::Opening {
             self.peers[p].want_open = true;
@@ -713,7 +718,7 @@ impl Control<'_> {
         }
     }
 
-    /// Drops a session over which nothing was sent. Operations stay queued.
+    /// Drops a session on which nothing was sent. Operations stay queued.
     pub(super) fn forget(&mut self, p: PeerIdx) {
         self.forget_keys(p);
         let peer = &mut self.peers[p];
@@ -721,7 +726,8 @@ impl Control<'_> {
         self.observed.tallies[p.at()].end(peer.snd.nxt, paired.then_some(peer.rcv_nxt));
         self.blocks.take_back(peer);
         if paired {
-            // Without an answer the epoch is that of an earlier session, perhaps of another life.
+            // Without an answer the epoch is that of an earlier session, perhaps of another
+            // incarnation.
             peer.closed_epoch = peer.peer_epoch;
         }
         peer.state = State::Idle;
@@ -733,11 +739,11 @@ impl Control<'_> {
         peer.timer_at = Instant(u64::MAX);
         self.wheel.disarm(p);
         self.openings.forget_session(p);
-        // Its credit is free for others.
+        // Its credit becomes available to other peers.
         self.blocks.serve_waiters(self.peers, self.due);
     }
 
-    /// Tells the peer that the session is over.
+    /// Sends an RST: the session is over.
     fn send_rst_on_close(&mut self, now: Instant, p: PeerIdx) {
         let peer = &self.peers[p];
         let rst = RstOp {
@@ -756,8 +762,8 @@ impl Control<'_> {
     }
 }
 
-/// Whether an OPEN answers ours, whether it is of the current session, and whether it is of one
-/// that has ended: for us, or for the peer, which has sent us the OPEN of a later one.
+/// Returns whether an OPEN answers ours, whether it is of the current session, and whether it is of
+/// an ended one: ended here, or by the peer, from which the OPEN of a later session has come.
 fn compare(peer: &Peer, op: &OpenOp) -> (bool, bool, bool) {
     let ours = op.echo_sid == peer.sid && op.echo_epoch == peer.epoch && peer.sid != 0;
     let theirs = op.inc == peer.inc && op.epoch == peer.peer_epoch;

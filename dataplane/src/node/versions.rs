@@ -1,4 +1,4 @@
-//! Frames of another version: their sender is refused, and told of once.
+//! Frames of another protocol version: their sender is refused, and reported once.
 
 use barewire_driver::frame::RxFrame;
 use barewire_driver::port::Station;
@@ -7,17 +7,18 @@ use super::{Notice, Sessions};
 use crate::types::{Instant, Tenant};
 use crate::wire::{RstOp, RstReason, Stranger, Ty, VERSIONS};
 
-/// Stations that are reported. Further ones are not: whoever can send frames can invent addresses.
+/// Number of stations that are reported. Further ones are not: a sender of frames can invent
+/// addresses.
 const STATIONS_MAX: usize = 64;
 
-/// Stations that were reported.
+/// Stations already reported.
 #[derive(Debug, Default)]
 pub(crate) struct LoggedStations {
     stations: Vec<Station>,
 }
 
 impl LoggedStations {
-    /// Notes `station`, and says whether it is to be told: once for a station.
+    /// Records `station`. Returns whether it is to be reported: once per station.
     pub(super) fn is_news(&mut self, station: Station) -> bool {
         let news = self.stations.len() < STATIONS_MAX && !self.stations.contains(&station);
         if news {
@@ -28,8 +29,8 @@ impl LoggedStations {
 }
 
 impl Sessions<'_> {
-    /// Takes a frame of another version: an RST, which is the same in all of them, or something to
-    /// refuse. One that may be damaged is neither.
+    /// Processes a frame of another version: an RST, whose format all versions share, or a frame to
+    /// refuse. A frame that may be damaged is dropped.
     #[cold]
     pub(super) fn on_other_version(&mut self, now: Instant, frame: &RxFrame<'_>) {
         let Some(other) = Stranger::parse(frame) else { return };
