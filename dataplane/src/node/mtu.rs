@@ -1,8 +1,8 @@
 //! Longer frames in an open session: packetization layer path MTU discovery, RFC 8899.
 //!
-//! A session begins with the frames that its OPENs have shown to pass (`opening`). Where both ends
-//! take longer ones, each end searches for what its own direction carries (`docs/wire.md`, "Frame
-//! length").
+//! A session begins with frame lengths that its OPENs have shown to pass (`opening`). If both ends
+//! accept longer frames, each end searches for the longest that its own direction carries
+//! (`docs/wire.md`, "Frame length").
 
 use barewire_driver::frame::{Body, ETH_HDR_LEN, RxFrame, TxFrame};
 use barewire_driver::port::{Station, Tx};
@@ -13,41 +13,40 @@ use crate::idx::PeerIdx;
 use crate::types::Instant;
 use crate::wire::{self, Base, ProbeOp, Ty};
 
-/// Lengths behind the Ethernet header that are tried below what both ends accept: what every
+/// Lengths after the Ethernet header that are always probed if both ends accept them: what every
 /// Ethernet carries, and the least that a node may announce.
 pub(super) const LENGTHS: [u16; 2] = [1500, wire::MAX_FRAME_MIN as u16];
 
-/// Lengths that are tried at once between the longest that has passed and the shortest that has
-/// not.
+/// Lengths probed at once between the longest that has passed and the shortest that has not.
 const BETWEEN: usize = 4;
-/// An interval that is not searched further, bytes: the rest is a hundredth of a frame.
+/// Width of an interval that is not searched further, bytes: a hundredth of a frame.
 const CLOSE: u32 = 16;
 
-/// Pauses between probes double from the first to the last, nanoseconds. The last is RFC 8899's
-/// PMTU_RAISE_TIMER.
+/// Shortest and longest pause between probes, nanoseconds. Pauses double from the one to the other.
+/// The longest is RFC 8899's PMTU_RAISE_TIMER.
 const PAUSE_MIN_NS: u64 = 20_000_000;
 const PAUSE_MAX_NS: u64 = 600_000_000_000;
 
-/// The pause from which on the search is taken to have found what the path carries, nanoseconds: a
-/// peer that gets a processor now and then has answered by then.
+/// Pause from which on the search is assumed to have found the path's MTU, nanoseconds: a peer that
+/// rarely gets a processor has answered by then.
 const FOUND_NS: u64 = 32 * PAUSE_MIN_NS;
 
 /// The search of a session whose frames are shorter than both ends accept.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Search {
-    /// When the next probes are due, and the pause behind them.
+    /// When the next probes are due, and the pause after them.
     at: Instant,
     pause_ns: u64,
-    /// The lengths that were tried last in between, zeros before the first; and the shortest length
-    /// that is taken not to pass.
+    /// Lengths of the last probes in between, zeros before the first; and the shortest length that
+    /// is assumed not to pass.
     tried: [u16; BETWEEN],
     ceiling: u16,
 }
 
 impl Search {
-    /// The shortest length that is taken not to pass, now that `passed` is the longest that has and
-    /// `most` is the longest there is. A probe may have been lost by accident: once there is
-    /// nothing more to be found below it, all is tried anew.
+    /// The shortest length that is assumed not to pass, given the longest that has (`passed`) and
+    /// the longest that both ends accept (`most`). A probe may have been lost by accident: once the
+    /// interval is exhausted, the search starts again from `most`.
     fn ceiling(&self, passed: u32, most: u16) -> u16 {
         let answered = self.tried[0] != 0;
         let failed = self.tried.iter().chain(&LENGTHS).filter(|&&len| u32::from(len) > passed);
@@ -57,20 +56,19 @@ impl Search {
     }
 }
 
-/// Lengths to try between `passed` and `ceiling`.
+/// Lengths to probe between `passed` and `ceiling`.
 fn between(passed: u32, ceiling: u16) -> [u16; BETWEEN] {
     let step = u32::from(ceiling).saturating_sub(passed) / (BETWEEN as u32 + 1);
     std::array::from_fn(|i| (passed + (i as u32 + 1) * step) as u16)
 }
 
 impl Openings {
-    /// When probes to `p` are due next, if that is after `now`. Probes that are due go out with the
-    /// next turn.
+    /// When probes to `p` are due next, if after `now`. Due probes are sent in the next turn.
     pub(super) fn search_due(&self, p: PeerIdx, now: Instant) -> Option<Instant> {
         self.searches.get(&p).map(|search| search.at).filter(|&at| at > now)
     }
 
-    /// Begins to search for longer frames in the session with `peer`, which is being opened.
+    /// Starts the search for longer frames in the session with `peer`, which is being opened.
     pub(super) fn begin_search(&mut self, now: Instant, peer: &mut Peer) {
         peer.searches = true;
         let (tried, ceiling) = ([0; BETWEEN], peer.frame_most);
@@ -85,7 +83,8 @@ impl Openings {
 }
 
 impl Peer {
-    /// A PROBE from `src` without padding, which confirms frames of `heard` bytes; of 0 it asks.
+    /// A PROBE from `src` without padding. It confirms that frames of `heard` bytes arrive; with 0
+    /// it is a query.
     fn probe(&self, src: Station, heard: u16) -> Reply {
         let mut op = [0; ProbeOp::LEN];
         ProbeOp { heard }.emit(&mut op);
@@ -94,8 +93,8 @@ impl Peer {
 }
 
 impl Control<'_> {
-    /// Sends the probes to `p` that are due: one of each length to try, those of [`LENGTHS`] and
-    /// the longest always. False if the port is full.
+    /// Sends the due probes to `p`: one for each length to try, always including [`LENGTHS`] and
+    /// the longest. False if the port is full.
     pub(super) fn serve_search(
         &mut self,
         now: Instant,
@@ -115,7 +114,8 @@ impl Control<'_> {
         let always_count = 1 + always.clone().count();
         let others = tried.into_iter().filter(|&len| longer(len));
         let all = std::iter::once(most).chain(always).chain(others);
-        // A short ring has no room for all; what does not leave was not tried.
+        // A short ring may lack room for all; a length whose probe does not leave counts as not
+        // tried.
         let (all_count, mut sent) = (all.clone().count(), 0_usize);
         for len in all {
             if !self.send_probe(p, len, out) {
@@ -138,9 +138,9 @@ impl Control<'_> {
         sent == all_count
     }
 
-    /// Sends a PROBE of `len` bytes after the Ethernet header. False if the port is full. It may
-    /// well be lost, so what it acknowledges is still owed. It leaves alone: a train of datagrams
-    /// (UDP_SEGMENT) passes virtual switches that drop a single frame of that length.
+    /// Sends a PROBE of `len` bytes after the Ethernet header. False if the port is full. The probe
+    /// may be lost, so the acknowledgement that it carries remains due. It is sent alone: a UDP GSO
+    /// segment train passes virtual switches that drop a single frame of that length.
     fn send_probe(&mut self, p: PeerIdx, len: u16, out: &mut dyn FrameSink) -> bool {
         let Reply { bytes, len: head_len } = self.peers[p].probe(self.port.station, 0);
         let padding = (usize::from(len) + ETH_HDR_LEN).saturating_sub(head_len);
@@ -159,7 +159,7 @@ impl Control<'_> {
         true
     }
 
-    /// Takes a PROBE: answers it, or sends frames of the length that it confirms.
+    /// Processes a PROBE: answers it, or adopts the length that it confirms.
     pub(super) fn on_probe(&mut self, p: PeerIdx, frame: &RxFrame<'_>, base: &Base) {
         let op = match ProbeOp::parse(frame, base) {
             Ok(op) => op,
@@ -171,7 +171,7 @@ impl Control<'_> {
             return self.push_reply(answer, frame.len());
         }
         let peer = &mut self.peers[p];
-        // An answer may come again, or be one to a probe of the session before.
+        // An answer may be a duplicate, or belong to a probe of an earlier session.
         let heard = op.heard.min(peer.frame_most);
         if !peer.searches || u32::from(heard) <= peer.frame_max {
             return;
@@ -187,7 +187,7 @@ impl Control<'_> {
 mod tests {
     use super::*;
 
-    /// An answer may come after a round in which nothing in between had room to leave.
+    /// An answer may arrive after a round in which the port had no room for the probes in between.
     #[test]
     fn a_search_that_has_reached_its_ceiling_begins_anew() {
         let (at, tried) = (Instant(0), [0; BETWEEN]);

@@ -1,5 +1,4 @@
-//! Which sessions are near: the proof, and a change of path before the session is open. See
-//! [`Path`].
+//! Which sessions are near: the proof, and a change of path before a session is open. See [`Path`].
 
 use barewire_driver::frame::RxFrame;
 use barewire_driver::hint::cold;
@@ -35,7 +34,7 @@ impl Node {
 
 impl Sessions<'_> {
     /// Chooses the path of a session whose OPEN is about to be sent. False if another session has
-    /// to replace it: the peer has become near or far since its own OPEN was seen.
+    /// to replace it: the peer has become near or far since its own OPEN arrived.
     pub(super) fn choose_path(&mut self, p: PeerIdx, out: &mut dyn FrameSink) -> bool {
         if self.port.near_max == 0 {
             return true;
@@ -58,25 +57,26 @@ impl Sessions<'_> {
 }
 
 impl Control<'_> {
-    /// Sets the path of the session with `p`, over which nothing was sent: near, or far.
+    /// Sets the path of the session with `p`, on which nothing was sent: near or far.
     pub(super) fn set_path(&mut self, p: PeerIdx, near: bool) {
         let path = self.port.path(near);
         let peer = &mut self.peers[p];
         if !(planted(Bug::PathKept) && peer.path != Path::empty()) {
             peer.path = path;
         }
-        // They say by which entry a message to the peer leaves.
+        // A cached route holds the entry by which a message to the peer leaves.
         self.eps.forget_routes();
         let peer = &mut self.peers[p];
         let window = if path.is_lossless() { Controller::whole() } else { Controller::default() };
         peer.snd.cwnd = window;
     }
 
-    /// Whether `op` is of the session being opened with `p`, or crosses its OPEN, and disagrees on
-    /// the path. Then one end has not yet noticed that they have become near or far, and the
-    /// other's next OPEN will be of another session; or a node claims to be near and is not.
+    /// Whether `op` belongs to the session being opened with `p`, or crosses its OPEN, and
+    /// disagrees on the path. Then one end has not yet noticed that the two have become near or
+    /// far, and the next OPEN of the other will be of another session; or a node falsely claims to
+    /// be near.
     ///
-    /// An OPEN that came through memory is believed: our own session gives way to it.
+    /// An OPEN that came through memory prevails: our own session gives way to it.
     pub(super) fn is_path_changed(&mut self, p: PeerIdx, op: &OpenOp) -> bool {
         let peer = &self.peers[p];
         if op.is_near() == peer.path.is_near() {
@@ -85,7 +85,8 @@ impl Control<'_> {
         match peer.state {
             State::Idle | State::Open => false,
             State::Answered => op.inc == peer.inc && op.epoch == peer.peer_epoch,
-            // If the application named another life, the answer to the next OPEN tells of its end.
+            // If the application inserted another incarnation, the answer to the next OPEN reports
+            // the end of this one.
             State::Opening => {
                 let named = peer.inc == 0 || peer.inc == op.inc;
                 let gives_way = op.is_near() && !op.is_answer() && named && !peer.is_over(op);

@@ -1,9 +1,9 @@
-//! What the path to a peer guarantees: a property of the session, since one port may reach
-//! processes of this node through memory and all others through a NIC.
+//! Guarantees of the path to a peer: a property of the session, since one port may reach processes
+//! of this node through memory and all others through a NIC.
 //!
-//! A session is *near* if its OPEN came through memory that only the peer's process can have
-//! written, and says so itself (`docs/wire.md`, "Sessions"); any other is *far*. It stays so until
-//! it ends.
+//! A session is *near* if its OPEN says so and came through memory that only the peer's process can
+//! have written (`docs/wire.md`, "Sessions"); any other is *far*. That does not change before the
+//! session ends.
 
 use barewire_driver::frame::ETH_HDR_LEN;
 use barewire_driver::port::PortCaps;
@@ -11,24 +11,24 @@ use barewire_driver::port::PortCaps;
 use crate::rel::sent::WINDOW_LOSSLESS;
 use crate::wire::{BASE_LEN, TAG_LEN, TRAILER_LEN};
 
-/// The length in a sealed frame is that of header and payload, and no frame is longer after its
-/// Ethernet header than such a length says.
+/// The length field of a sealed frame counts header and payload, and no frame is longer after its
+/// Ethernet header than such a length can express.
 const _: () = assert!(ETH_HDR_LEN <= BASE_LEN + TAG_LEN);
 
 bitflags::bitflags! {
     /// See the module.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub(crate) struct Path: u8 {
-        /// Lossless: a frame that the port took arrives, once and in order, so it need not be
-        /// recorded.
+        /// Lossless: every frame that the port accepted arrives, once and in order, so it is not
+        /// recorded for retransmission.
         const LOSSLESS = 1 << 0;
         /// Frames carry a checksum.
         const CRC = 1 << 1;
-        /// The port knows whether the peer's process lives.
+        /// The port knows whether the peer's process is alive.
         const PRESENCE = 1 << 2;
-        /// The peer is a process of this node, on a port that has others as well: its frames are
-        /// [near](barewire_driver::frame::RxFrame::is_near), and those that are not are no frames
-        /// of the session.
+        /// The peer is a process of this node, on a port that also reaches others: its frames are
+        /// [near](barewire_driver::frame::RxFrame::is_near), and far frames do not belong to the
+        /// session.
         const NEAR = 1 << 3;
         /// Frames are sealed.
         const SEALED = 1 << 4;
@@ -36,8 +36,8 @@ bitflags::bitflags! {
 }
 
 impl Path {
-    /// The path to peers that are not near, on a port with `caps`; `crc` if the node was set to
-    /// send checksums or not to, `key` if it has one. A port that loses nothing is memory of this
+    /// The path to peers that are not near, on a port with `caps`. `crc`: the setting for
+    /// checksums, if there is one; `key`: the node has a key. A lossless port is memory of this
     /// machine, and its frames are not sealed.
     pub(super) fn far(caps: &PortCaps, crc: Option<bool>, key: bool) -> Self {
         let mut path = Self::empty();
@@ -49,7 +49,7 @@ impl Path {
         path
     }
 
-    /// Packets in flight that this end accepts, if it is set to `window`.
+    /// Packets in flight that this end accepts, if its setting is `window`.
     pub(super) fn window(self, window: u32) -> u32 {
         if self.is_lossless() { WINDOW_LOSSLESS } else { window }
     }
@@ -72,14 +72,15 @@ impl Path {
         self.contains(Self::SEALED)
     }
 
-    /// Whether a frame may be of a session on this path: one of a near peer came out of memory, one
-    /// of a sealed session did not, and the others have a checksum or not.
+    /// Whether a frame may belong to a session on this path: that of a near peer came through
+    /// memory, that of a sealed session did not, and any other has a checksum as the path requires.
     #[inline(always)]
     pub(super) fn admits(self, crc: bool, is_near: bool) -> bool {
         self.has_crc() == crc && self.admits_from(is_near)
     }
 
-    /// Whether a frame that came out of memory, or did not, may be of a session on this path.
+    /// Whether a frame that came through memory (`is_near`), or not, may belong to a session on
+    /// this path.
     #[inline(always)]
     pub(super) fn admits_from(self, is_near: bool) -> bool {
         if is_near { !self.is_sealed() } else { !self.is_near() }
@@ -95,7 +96,7 @@ impl Path {
         }
     }
 
-    /// Bytes of the tag that a frame gets on its way out.
+    /// Bytes of the tag that is appended to an outgoing frame.
     #[inline]
     pub(super) fn tag_len(self) -> usize {
         if self.is_sealed() { TAG_LEN } else { 0 }
@@ -108,13 +109,14 @@ impl Path {
         (frame_max as usize + ETH_HDR_LEN).saturating_sub(BASE_LEN + op_len + self.trailer_len())
     }
 
-    /// Whether the port tells the peer's presence.
+    /// Whether the port tells if the peer's process is present.
     #[inline(always)]
     pub(crate) fn tells_presence(self) -> bool {
         self.contains(Self::PRESENCE)
     }
 
-    /// Whether it leads through memory to a process of this node, on a port with both kinds.
+    /// Whether the path leads through memory to a process of this node, on a port that also reaches
+    /// others.
     #[inline(always)]
     pub(crate) fn is_near(self) -> bool {
         self.contains(Self::NEAR)

@@ -1,6 +1,6 @@
-//! A bound on lack of progress: ends a session that passes short frames but not longer ones, or
-//! whose receiver has lost its place in a ring, although the peer is never silent; and one for
-//! whose frames the port has no memory.
+//! Bounds on lack of progress: ends a session that passes short frames but not longer ones, or
+//! whose receiver has lost its place in a ring, although the peer answers; and a session whose
+//! frames the port has no memory for.
 
 use barewire_driver::hint::cold;
 
@@ -14,31 +14,31 @@ use crate::wire;
 /// Shift from nanoseconds to units of 131 us.
 const UNIT_BITS: u32 = 17;
 
-/// Timeouts in a row after which a session is checked.
+/// Consecutive timeouts after which a session is checked.
 const REPEATED: u8 = 2;
 
 /// The oldest packet in flight, and how long it has been retransmitted while the peer answered.
-/// Times in units of [`UNIT_BITS`]; they wrap after six days.
+/// Times are in units of [`UNIT_BITS`] and wrap after six days.
 ///
-/// An answer is an ACK packet: it shows that the peer takes frames. Other packets do not, since a
-/// program also sends while it does not poll.
+/// Only an ACK packet counts as an answer: it shows that the peer receives. Other packets do not,
+/// since a program also sends while it does not poll.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Progress {
-    /// Its number.
+    /// PSN of the oldest packet.
     oldest: Psn,
-    /// For how long.
+    /// How long it has not got through while the peer answered.
     stuck: u32,
-    /// When it was looked at last.
+    /// Time of the last check.
     looked_at: u32,
-    /// When the last answer was seen, and whether one has come since.
+    /// Time of the last answer, and whether one has arrived since the last check.
     answered_at: u32,
     is_answered: bool,
 }
 
 impl Progress {
     /// Updates the record at `now`, and returns how long nothing has got through to a peer that
-    /// answers. A gap between two looks counts for at most `most`, and time without an answer not
-    /// at all once it is longer than twice that.
+    /// answers. The time between two checks counts up to `most`; time without an answer does not
+    /// count once it exceeds twice that.
     fn look(&mut self, now: u32, oldest: Psn, most: u32) -> u32 {
         if oldest != self.oldest {
             let (looked_at, answered_at) = (now, now);
@@ -70,12 +70,12 @@ impl Openings {
 }
 
 impl Node {
-    /// Ends the session with `p` if its oldest packet has not got through for T_dead, and says
-    /// whether it did. To be called when a timer may have sent something again.
+    /// Ends the session with `p` if its oldest packet has not got through for T_dead, and returns
+    /// whether it did. Called when a timer may have retransmitted something.
     pub(super) fn end_if_stuck(&mut self, now: Instant, p: PeerIdx) -> bool {
         let t_dead = (self.settings.t_dead_ns >> UNIT_BITS) as u32;
         let peer = &self.peers[p];
-        // Where frames get lost, one or two in a row say nothing of the path.
+        // On a lossy path one or two losses in a row say nothing about the path.
         let repeated = peer.path.is_lossless() || peer.backoff > REPEATED;
         if peer.snd.in_flight() == 0 || !repeated {
             if !self.openings.progress.is_empty() {
@@ -84,7 +84,7 @@ impl Node {
             return false;
         }
         let oldest = peer.snd.una;
-        // An eighth: probes go out every tenth, so the peer answers as often.
+        // At most T_dead / 8: probes go out every tenth, so the peer answers as often.
         let progress = self.openings.progress.entry(p).or_default();
         let stuck = progress.look((now.0 >> UNIT_BITS) as u32, oldest, t_dead / 8);
         if stuck < t_dead || planted(Bug::ProgressUnbounded) {
@@ -99,7 +99,7 @@ impl Node {
 
 impl Sessions<'_> {
     /// Ends the session with `p` if the port has had no memory for the next frame to it for T_dead,
-    /// and says whether it did. To be called at each of its timers while the port lacks memory.
+    /// and returns whether it did. Called at each of its timers while the port lacks memory.
     pub(super) fn end_if_out_of_memory(&mut self, now: Instant, p: PeerIdx) -> bool {
         let t_dead = (self.settings.t_dead_ns >> UNIT_BITS) as u32;
         let peer = &self.peers[p];
@@ -109,7 +109,7 @@ impl Sessions<'_> {
         }
         let next = peer.snd.nxt;
         let progress = self.openings.progress.entry(p).or_default();
-        // Nobody has to answer.
+        // No answer of the peer is needed.
         progress.is_answered = true;
         if progress.look((now.0 >> UNIT_BITS) as u32, next, t_dead / 8) < t_dead {
             return false;
@@ -137,7 +137,8 @@ impl Sending<'_> {
 mod tests {
     use super::*;
 
-    /// How long nothing got through after `looks` of `(gap, answered)` with a `most` of 10.
+    /// How long nothing got through after the checks `(gap, answered)` of `looks`, with a `most` of
+    /// 10.
     fn stuck(looks: &[(u32, bool)]) -> u32 {
         let (mut progress, mut now) = (Progress::default(), 5);
         progress.look(now, Psn(7), 10);

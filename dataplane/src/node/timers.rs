@@ -1,9 +1,9 @@
-//! Timers of sessions: when a packet counts as lost, and when a peer that is silent is probed and
-//! when it is dead.
+//! Timers of sessions: when a packet is declared lost, when a silent peer is probed, and when it is
+//! declared dead.
 //!
-//! A peer is dead when the port says so or, where the port cannot tell, when it was silent for
-//! T_dead and did not answer probes that had time to be answered (rule S10; `turn.rs` judges). A
-//! late turn first takes the waiting frames, then probes, then decides.
+//! A peer is dead when the port reports that its process ended or, where the port cannot, when the
+//! peer was silent for T_dead and did not answer probes that had time to be answered (rule S10;
+//! `turn.rs` decides). A late turn first takes the waiting frames, then probes, then decides.
 
 use barewire_driver::port::Presence;
 
@@ -18,20 +18,21 @@ use crate::rel::congestion::CongestionControl;
 use crate::rel::rtt::Rtt;
 use crate::types::Instant;
 
-/// Whether the `nth` repetition to a live process is left out, which finds those before when it
-/// polls: they become ever more seldom. They do not end, as a live process may drop what is not of
-/// its session, and as another one may have taken the address of the one before.
+/// Whether the `nth` repetition of a packet to a live process is skipped, since the process finds
+/// the earlier ones when it polls: repetitions become less and less frequent. They do not end,
+/// since a live process may drop frames that are not of its session, and another process may have
+/// taken the address.
 fn is_left_out(nth: u8) -> bool {
     nth > PROBES_MIN && !nth.is_power_of_two()
 }
 
-/// The number after `nth`. At its end it begins again at the last power of two: repetitions go on,
-/// and grow no denser.
+/// The number after `nth`. At the maximum it goes back to the last power of two, so that
+/// repetitions go on at the same interval.
 fn count_on(nth: u8) -> u8 {
     nth.checked_add(1).unwrap_or(1 << 7)
 }
 
-/// Added to the tail probe's timeout, nanoseconds: an acknowledgement that the peer holds back.
+/// Added to the timeout of the tail probe, nanoseconds: the peer may delay its acknowledgement.
 const PROBE_SLACK_NS: u64 = ACK_DELAY_NS + 10_000;
 
 impl PortState {
@@ -43,9 +44,9 @@ impl PortState {
 }
 
 impl Peer {
-    /// How long the oldest packet in flight may go without progress, nanoseconds: until the tail
-    /// probe two round trips, their variation and the peer's acknowledgement delay; after it the
-    /// retransmission timeout.
+    /// How long the oldest packet in flight may go without progress, nanoseconds: before the tail
+    /// probe two round trips plus their variation and the peer's acknowledgement delay; after it
+    /// the retransmission timeout.
     pub(super) fn patience(&self, floor_ns: u64) -> u64 {
         let rto = self.rtt.rto_ns(floor_ns, self.backoff);
         if self.probed || self.rtt.srtt_ns() == 0 || self.rtt.keeps_backoff() {
@@ -61,7 +62,7 @@ impl Peer {
 }
 
 impl Node {
-    /// The timer of `p` has fired. `out` is asked for presence, if the port tells it.
+    /// The timer of `p` has fired. `out` is queried for the peer's presence, if the port tells it.
     pub(crate) fn on_timer(&mut self, now: Instant, p: PeerIdx, out: &mut dyn FrameSink) {
         self.peers[p].timer_at = Instant(u64::MAX);
         let peer = &self.peers[p];
@@ -72,7 +73,7 @@ impl Node {
         };
         let starves = presence == Presence::Starved;
         let presence = match presence {
-            // The process lives, but the port lacks memory for frames to it.
+            // The process is alive, but the port lacks memory for frames to it.
             Presence::Present | Presence::Starved
                 if peer.want_open && self.observed.failures.lacks_memory =>
             {
@@ -85,7 +86,7 @@ impl Node {
             State::Idle => return,
             State::Opening | State::Answered => {
                 // The peer may not have been started yet: an absent process is waited for, unless
-                // it was present and took an OPEN of ours.
+                // it was present and received an OPEN of ours.
                 let died = presence == Presence::Absent && self.openings.has_opened(p);
                 if died {
                     return self.sessions().peer_died(now, p, EndReason::Died);
@@ -101,7 +102,7 @@ impl Node {
                 self.control().on_open_again(now, p, presence);
             }
             State::Open => {
-                // The peer is alive but does not send what it announced, and other pulls wait.
+                // The peer is alive but does not send announced data, and other pulls wait.
                 let tells_presence = peer.path.tells_presence();
                 let t_dead_ns = self.settings.t_dead_ns;
                 let stalled =
@@ -190,9 +191,9 @@ impl Control<'_> {
         self.due.make_ready(self.peers, p);
     }
 
-    /// Arms the timer of `p` for its next deadline, unless it fires earlier anyway. A deadline that
-    /// has passed and waits for something else, such as frames still in the port, is the next
-    /// turn's: a timer fires once in a turn.
+    /// Arms the timer of `p` for its next deadline, unless it is armed for an earlier time. A
+    /// deadline that has passed and waits for something else, such as frames still in the port, is
+    /// left to the next turn: a timer fires once per turn.
     pub(super) fn arm_timer(&mut self, now: Instant, p: PeerIdx) {
         let Some(due) = self.due(&self.peers[p]) else { return };
         let due = due.max(Instant(now.0 + 1));
@@ -209,7 +210,7 @@ impl Control<'_> {
         match peer.state {
             State::Idle => None,
             State::Opening | State::Answered => {
-                // Once it is due it goes out with the next turn.
+                // Once due, it is sent in the next turn.
                 let retry = self.openings.open_waits(peer, self.turn.polled_at);
                 let due = self.open_due(peer);
                 Some(retry.map_or(due, |at| due.min(at)))
@@ -222,7 +223,7 @@ impl Control<'_> {
                     due = Some(due.map_or(at, |d| d.min(at)));
                 }
                 let mut sooner = |at: Instant| due = Some(due.map_or(at, |d| d.min(at)));
-                // Once it is due it goes out with the next turn.
+                // Once due, it is sent in the next turn.
                 if let Some(at) = peer.nack.waits(self.turn.polled_at) {
                     sooner(at);
                 }
@@ -242,7 +243,7 @@ impl Control<'_> {
         }
     }
 
-    /// When the OPEN to a peer whose session is being opened is repeated, or the session given up.
+    /// When the OPEN of a session being opened is repeated, or the session given up.
     fn open_due(&self, peer: &Peer) -> Instant {
         let (s, floor_ns) = (&*self.settings, self.port.rto_floor_ns);
         if self.turn.is_overdue(s, peer) && self.turn.was_asked(s, peer) {
@@ -258,12 +259,12 @@ impl Control<'_> {
         soonest(due, self.openings.reset_deadline(peer.slot(), s.t_dead_ns))
     }
 
-    /// Repeats an unanswered OPEN: ever more seldom if the port keeps it in the memory of a live
-    /// process, which finds it when it polls. (It may have dropped an OPEN of the other path, if it
-    /// has become near or far meanwhile.)
+    /// Repeats an unanswered OPEN: less and less often if the port keeps it in the memory of a live
+    /// process, which finds it when it polls. (The process may have dropped an OPEN of the other
+    /// path, if it has become near or far meanwhile.)
     fn on_open_again(&mut self, now: Instant, p: PeerIdx, presence: Presence) {
         if self.peers[p].want_open {
-            // It may have waited for a route.
+            // The OPEN may have waited for a route.
             self.due.make_ready(self.peers, p);
         }
         let due = now >= self.open_due(&self.peers[p]);
@@ -290,7 +291,7 @@ impl Control<'_> {
         }
     }
 
-    /// Probes a peer that owes us something. If our loop was paused until after T_dead, the missed
+    /// Probes a peer that owes an answer. If this loop was paused until after T_dead, the missed
     /// probes are sent now.
     fn probe(&mut self, now: Instant, p: PeerIdx) {
         let overdue = self.turn.is_overdue(self.settings, &self.peers[p]);
@@ -298,7 +299,7 @@ impl Control<'_> {
         let peer = &mut self.peers[p];
         let missing = PROBES_MIN.saturating_sub(peer.probes);
         let count = match (overdue, peer.path.tells_presence()) {
-            // Those that are left out count as well.
+            // Skipped probes count as well.
             (_, true) => {
                 peer.probes = count_on(peer.probes);
                 u8::from(!is_left_out(peer.probes))

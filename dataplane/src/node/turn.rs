@@ -1,9 +1,9 @@
-//! The turn of the loop: its time, and what the silence of a peer means by it.
+//! The turn of the loop: its time, and how the silence of a peer is judged at that time.
 //!
 //! A peer that is silent for T_dead is dead if its probes had time to be answered. Pauses of our
-//! own loop do not count: an answer to a probe before one may have been lost in it, and frames that
-//! are still in the port may be an answer. A flood of frames postpones a verdict until all that the
-//! port held by then has been taken.
+//! own loop do not count: the answer to a probe sent before a pause may have been lost in it, and
+//! frames still in the port may contain an answer. A flood of frames postpones the decision until
+//! all frames that the port held by then have been taken.
 
 use barewire_driver::port::Presence;
 
@@ -16,22 +16,22 @@ use crate::types::Instant;
 /// of T_dead.
 const ANSWER_NS: u64 = 100_000_000;
 
-/// Times that an OPEN is repeated while the first one after T_dead may still be answered.
+/// Repetitions of an OPEN while the first one after T_dead may still be answered.
 pub(super) const OPENS_LATE: u8 = 4;
 
 /// Pause after which frames left in the port are searched for an answer again, nanoseconds.
 const BACKLOG_NS: u64 = 1_000;
 
-/// Full bursts after which a port has delivered all that it held before them, however small they
-/// are.
+/// Consecutive full bursts after which a port, however short its bursts, has delivered every frame
+/// that it held before them.
 pub(crate) const INBOX_BURSTS: u32 = 1 << 15;
 
-/// Interval at which a port that tells presence is asked about a peer that we wait for,
+/// Interval at which a port that tells presence is queried about a peer with pending work,
 /// nanoseconds.
 const PRESENCE_NS: u64 = 50_000_000;
 
 impl NodeSettings {
-    /// Pause between two probes of a peer that owes us something: a tenth of T_dead.
+    /// Pause between two probes of a peer that owes an answer: a tenth of T_dead.
     fn probe_ns(&self) -> u64 {
         self.t_dead_ns / 10
     }
@@ -43,9 +43,9 @@ impl NodeSettings {
 }
 
 impl Peer {
-    /// Interval of probes, nanoseconds: a tenth of T_dead. Less where the port tells presence, and
-    /// while a lost grant may be what stops us: then it doubles with each answer that brought no
-    /// credit.
+    /// Interval of probes, nanoseconds: a tenth of T_dead. It is shorter where the port tells
+    /// presence, and while sending may be blocked by a lost grant: then it doubles with each answer
+    /// without credit.
     pub(super) fn probe_interval(&self, s: &NodeSettings, floor_ns: u64) -> u64 {
         let most = if self.path.tells_presence() { PRESENCE_NS } else { u64::MAX };
         if self.path.is_lossless() || !self.is_stalled() {
@@ -58,7 +58,7 @@ impl Peer {
 /// See the module.
 #[derive(Debug)]
 pub struct Turn {
-    /// Its time: a peer heard in the turn was heard then.
+    /// Time of this turn: the `last_rx` of every peer from which a packet is taken in it.
     pub(crate) polled_at: Instant,
     /// When the loop was last called after a pause longer than `pause_ns`.
     pub(super) resumed_at: Instant,
@@ -66,11 +66,11 @@ pub struct Turn {
     pause_ns: u64,
     /// The port holds frames that this turn did not take.
     pub(super) backlog: bool,
-    /// Bursts in a row, up to [`INBOX_BURSTS`], behind which the port held more.
+    /// Consecutive bursts, up to [`INBOX_BURSTS`], after which the port held more frames.
     full_bursts: u32,
-    /// When the first of them was taken.
+    /// When the first of these bursts was taken.
     full_since: Instant,
-    /// Whatever the port held then has been taken.
+    /// Every frame that the port held at this time has been taken.
     drained_at: Instant,
 }
 
@@ -88,8 +88,8 @@ impl Turn {
         }
     }
 
-    /// Notes the time of the turn. Called at the start of each turn that reads the clock, before
-    /// frames are taken: a peer that is heard in the turn was heard at `now`.
+    /// Records the time of the turn. Called at the start of each turn that reads the clock, before
+    /// frames are taken: packets taken in the turn count as received at `now`.
     #[inline]
     pub fn tick(&mut self, now: Instant) {
         if now.since(self.polled_at) > self.pause_ns {
@@ -104,7 +104,7 @@ impl Turn {
         self.polled_at = now;
     }
 
-    /// Notes whether the port holds frames that this turn did not take. No peer is declared dead
+    /// Records whether the port holds frames that this turn did not take. No peer is declared dead
     /// while it does: an answer may be among them.
     #[inline]
     pub fn note_backlog(&mut self, backlog: bool) {
@@ -122,7 +122,8 @@ impl Turn {
         }
     }
 
-    /// Notes that a burst was taken, which was full or not: more may wait behind a full one.
+    /// Records that a burst was taken, and whether it was full: more frames may wait after a full
+    /// one.
     #[inline(always)]
     pub(crate) fn note_burst(&mut self, is_full: bool) {
         if is_full || self.full_bursts != 0 {
@@ -130,18 +131,18 @@ impl Turn {
         }
     }
 
-    /// Whether a frame that came before `at` may still lie in the port.
+    /// Whether the port may still hold a frame that arrived before `at`.
     fn may_hold(&self, at: Instant) -> bool {
         self.backlog && self.drained_at < at
     }
 
-    /// Whether something that was awaited until `at` has not come, nor lies in the port.
+    /// Whether the deadline `at` has passed and the port holds no frame from before it.
     pub(super) fn is_over(&self, at: Option<Instant>) -> bool {
         at.is_some_and(|at| self.polled_at >= at && !self.may_hold(at))
     }
 
-    /// When a peer that owes us something is probed next, its presence is asked of the port, or its
-    /// silence is judged.
+    /// When a peer that owes an answer is probed next, its presence is queried, or its silence is
+    /// judged.
     pub(super) fn probe_due(&self, s: &NodeSettings, floor_ns: u64, peer: &Peer) -> Instant {
         if !peer.path.tells_presence() && self.is_overdue(s, peer) && self.was_asked(s, peer) {
             return self.answered_by(s, peer);
@@ -158,7 +159,7 @@ impl Turn {
         (peer.last_rx + s.t_dead_ns).max(self.answered_by(s, peer))
     }
 
-    /// When the last probe has had time to be answered, frames still in the port included.
+    /// When the last probe has had time to be answered, counting frames still in the port.
     fn answered_by(&self, s: &NodeSettings, peer: &Peer) -> Instant {
         let at = peer.probe_at + s.answer_ns();
         if self.may_hold(at) { at.max(self.polled_at + BACKLOG_NS) } else { at }
@@ -193,9 +194,9 @@ impl Turn {
         presence != Presence::Present && self.is_overdue(s, peer) && asked
     }
 
-    /// Whether a peer was probed often enough, and the last probe followed our last pause or was
-    /// sent after T_dead. An answer to an earlier probe may have been lost in the pause, if the
-    /// pause stopped the whole host.
+    /// Whether a peer was probed often enough, with the last probe after our last pause or after
+    /// T_dead. If a pause stopped the whole host, the answer to an earlier probe may have been lost
+    /// in it.
     pub(super) fn was_asked(&self, s: &NodeSettings, peer: &Peer) -> bool {
         let last = peer.probe_at;
         let since = last >= self.resumed_at || last >= peer.last_rx + s.t_dead_ns;

@@ -1,15 +1,15 @@
-//! Names: a WHO query asks all stations of a segment which one serves a service of a host; that one
-//! answers with HERE.
+//! Name resolution: a WHO query asks all stations of a segment which of them serves a service of a
+//! host; the station that does answers with HERE.
 //!
 //! Both are control packets without a session, and change none. The node answers for the hosts
 //! given by [`Control::set_hosts`] and the services bound by [`Control::serve_name`], within the
 //! rate limit of replies to stations without a session. It keeps the answers to its own query
-//! ([`Control::ask_who`]) until that is ended, at most [`HERES_MAX`] each. Answers to no query are
-//! counted and dropped.
+//! ([`Control::ask_who`]) until the query is ended, at most [`HERES_MAX`] each. Answers that match
+//! no query are counted and dropped.
 //!
-//! The addresses of a host change while it runs. So that no query is answered for one that it has
-//! no longer, or not yet, the owner of the node is told to set the names anew
-//! ([`Notice::HostAsked`]) before the first answer of a second; the query waits for that.
+//! The addresses of a host change while it runs. So that no query is answered for an address that
+//! the host has lost or not yet got, the owner of the node is notified to set the names again
+//! ([`Notice::HostAsked`]) before the first answer in a second; the query waits for that.
 //!
 //! The caller decides when to repeat a query, how long to wait and which answer to use.
 
@@ -22,25 +22,25 @@ use crate::psn::Psn;
 use crate::types::Instant;
 use crate::wire::{Base, Host, Ty, VERSIONS, Versions, WhoOp};
 
-/// Queries that may be open at once.
+/// Maximum number of open queries.
 pub const QUESTIONS_MAX: usize = 1024;
 
 /// Answers of different endpoints kept for one query: enough to detect that there are two.
 pub const HERES_MAX: usize = 4;
 
-/// Stations that are reported for claiming a name of this node. Further ones are not: whoever can
-/// send frames can invent addresses.
+/// Number of stations that are reported for claiming a name of this node. Further ones are not: a
+/// sender of frames can invent addresses.
 const CLAIMS_MAX: usize = 16;
 
-/// Names of the host under which a service is announced: the first ones.
+/// Number of host names under which a service is announced: the first ones.
 const ANNOUNCED_MAX: usize = 8;
 
-/// Age at which the host's names are read again before a query is answered, and the least interval
-/// between two readings, nanoseconds.
+/// Age at which the host's names are read again before a query is answered, and the minimum
+/// interval between two such readings, nanoseconds.
 const FRESH_NS: u64 = 1_000_000_000;
 
-/// Queries that wait for that at most, and for how long, nanoseconds. Later ones are answered by
-/// what is known; a client that gets no answer repeats its query.
+/// Maximum number of queries that wait for the names, and how long they wait, nanoseconds. Later
+/// ones are answered with the known names; a client that gets no answer repeats its query.
 const HELD_MAX: usize = 16;
 const HELD_NS: u64 = 10_000_000;
 
@@ -51,11 +51,11 @@ pub struct Here {
     pub station: Station,
     /// The number of the endpoint.
     pub ep: u16,
-    /// Its versions of the protocol.
+    /// Its protocol versions.
     pub versions: Versions,
 }
 
-/// An open query.
+/// An open query of this node.
 #[derive(Debug)]
 struct Question {
     nonce: u64,
@@ -63,24 +63,24 @@ struct Question {
     answers_to: Vec<Here>,
 }
 
-/// The names of this node, and its queries.
+/// The names of this node, and its open queries.
 #[derive(Debug, Default)]
 pub struct Names {
     hosts: Vec<Host>,
     services: Vec<u16>,
     questions: Vec<Question>,
-    /// Stations that claim a name of ours.
+    /// Stations already reported to claim a name of this node.
     claims: Vec<Station>,
     /// When the names of the host were set.
     known_at: Instant,
-    /// When they were last asked for.
+    /// When the owner was last asked for them.
     asked_at: Option<Instant>,
-    /// Queries that wait for them, and their senders.
+    /// Queries that wait for them, with their senders.
     pub(super) held: Vec<(Station, WhoOp)>,
 }
 
 impl Names {
-    /// The answers to a query.
+    /// The answers received to a query.
     pub fn answers_to(&self, question: u64) -> &[Here] {
         let asked = self.questions.iter().find(|asked| asked.nonce == question);
         asked.map_or(&[], |asked| &asked.answers_to)
@@ -91,20 +91,20 @@ impl Names {
         self.questions.retain(|asked| asked.nonce != question);
     }
 
-    /// The service of ours that is meant by `service`.
+    /// The service number that `service` selects, if this node serves it.
     fn served(&self, eps: &Eps, service: u16) -> Option<u16> {
         let is_there = |n: u16| eps.slot(n) != Ep::NOBODY;
         let meant = |n: &u16| (service == 0 || *n == service) && is_there(*n);
         self.services.iter().copied().find(meant)
     }
 
-    /// The same at `host`.
+    /// As `served`, at `host`.
     fn serves(&self, eps: &Eps, host: Host, service: u16) -> Option<u16> {
         self.served(eps, service).filter(|_| self.hosts.contains(&host))
     }
 
-    /// Whether a query for a service of ours at `host` waits until the names of the host are set
-    /// anew, which may have changed. `Some(true)`: somebody has to be told.
+    /// Whether a query for a service of this node at `host` has to wait until the names of the
+    /// host, which may have changed, are set again. `Some(true)`: the owner has to be notified.
     fn waits(&mut self, now: Instant, host: Host) -> Option<bool> {
         let since = |at: Option<Instant>| at.map_or(u64::MAX, |at| now.since(at));
         let is_old = now.since(self.known_at) >= FRESH_NS || !self.hosts.contains(&host);
@@ -117,7 +117,7 @@ impl Names {
         (are_asked_for && self.held.len() < HELD_MAX).then_some(false)
     }
 
-    /// Keeps an answer. False if it is to no query, or one too many.
+    /// Stores an answer. False if it matches no query, or the query has enough answers.
     fn keep(&mut self, src: Station, op: &WhoOp) -> bool {
         let here = Here { station: src, ep: op.service, versions: op.versions };
         let asked = self.questions.iter_mut().find(|asked| {
@@ -135,8 +135,7 @@ impl Names {
 }
 
 impl Control<'_> {
-    /// Sets the names of this node's host, as they are at `now`, and answers the queries that wait
-    /// for them.
+    /// Sets the names of this node's host as of `now`, and answers the queries that wait for them.
     pub fn set_hosts(&mut self, now: Instant, hosts: Vec<Host>) {
         (self.names.hosts, self.names.known_at) = (hosts, now);
         for (src, op) in std::mem::take(&mut self.names.held) {
@@ -144,15 +143,15 @@ impl Control<'_> {
         }
     }
 
-    /// From now on sessions of peers that do not name this incarnation are accepted too: the
+    /// Accepts from now on also sessions of peers that do not name this incarnation: the
     /// application publishes a name by which they find the node.
     pub fn reach_by_name(&mut self) {
         self.settings.by_name = true;
     }
 
-    /// Answers for the endpoint with number `service`, not 0, from now on and as long as there is
-    /// one, and announces it. A client does not learn the incarnation, so the node is reached [by
-    /// name](Self::reach_by_name) from now on.
+    /// Answers for the endpoint with number `service`, not 0, from now on while the endpoint
+    /// exists, and announces it. A client does not learn the incarnation, so from now on the node
+    /// is reached [by name](Self::reach_by_name).
     pub fn serve_name(&mut self, service: u16) {
         debug_assert!(service != 0, "0 is any service");
         self.reach_by_name();
@@ -166,9 +165,9 @@ impl Control<'_> {
         }
     }
 
-    /// Queries all stations for `service`, or any if that is 0, at one of `hosts`, which are all
-    /// the same host. `question` is the number of the query if it is repeated. Returns that number,
-    /// or `None` if too many are open. The query is sent with the next turn.
+    /// Queries all stations for `service`, or for any service if 0, at one of `hosts`, which are
+    /// addresses of one host. `question` is the number of the query if it is repeated. Returns that
+    /// number, or `None` if too many queries are open. The query is sent with the next turn.
     pub fn ask_who(&mut self, question: Option<u64>, hosts: &[Host], service: u16) -> Option<u64> {
         let nonce = question.unwrap_or_else(|| self.openings.random().max(1));
         if question.is_none() {
@@ -193,7 +192,7 @@ impl Control<'_> {
         );
     }
 
-    /// Takes a WHO.
+    /// Processes a WHO or HERE.
     #[cold]
     pub(super) fn on_who(&mut self, now: Instant, frame: &RxFrame<'_>, base: &Base) {
         if base.src == self.port.station
@@ -231,7 +230,7 @@ impl Control<'_> {
         }
     }
 
-    /// Answers a query, if it is for a service of ours at this host.
+    /// Answers a query, if it is for a service of this node at this host.
     fn send_here(&mut self, now: Instant, src: Station, op: &WhoOp) {
         let Some(service) = self.names.serves(self.eps, op.host, op.service) else { return };
         if self.replies.may_reply(self.counters, now) {
@@ -240,7 +239,7 @@ impl Control<'_> {
         }
     }
 
-    /// Handles a HERE without a query: kept only if it claims a service of this node.
+    /// Processes a HERE without a query: kept only if it claims a service of this node.
     fn on_announcement(&mut self, src: Station, op: &WhoOp) {
         let claims = &mut self.names.claims;
         if claims.contains(&src) || claims.len() >= CLAIMS_MAX {
