@@ -1,5 +1,5 @@
-//! What a peer says of our packets: acknowledgements, gaps, refusals. `acks.rs` has what we say of
-//! its packets.
+//! What a peer reports of our packets: acknowledgements, gaps, refusals. `acks.rs` has our reports
+//! of its packets.
 
 use barewire_driver::frame::RxFrame;
 use barewire_driver::hint::cold;
@@ -18,8 +18,9 @@ use crate::types::{Instant, ProvErrno};
 use crate::wire::{AckOp, NackReason, PullOp, Ty};
 
 impl Node {
-    /// Notes what the base of any packet says: the peer is alive, it acknowledges and grants. False
-    /// if it acknowledges a packet that was never sent: then nothing of it is believed.
+    /// Applies what the base of every packet says: the peer is alive, it acknowledges and grants
+    /// credit. False if the packet acknowledges one that was never sent: then nothing of it is
+    /// applied.
     #[inline(always)]
     pub(super) fn take_ack_and_credit(
         &mut self,
@@ -43,7 +44,7 @@ impl Node {
         peer.last_rx = active;
         peer.probes = 0;
         let more = grant.wrapping_sub(peer.snd.credit as u16);
-        // The credit of a packet that was overtaken is an old one, whatever its lower 16 bits say.
+        // The credit in a reordered packet is an older one, whatever its lower 16 bits say.
         if more != 0 && more < 1 << 15 && cack.since(peer.snd.una) >= 0 {
             peer.snd.credit = peer.snd.credit.wrapping_add(u32::from(more));
             if !peer.send_q.is_empty() {
@@ -56,9 +57,10 @@ impl Node {
         true
     }
 
-    /// Takes a cumulative acknowledgement: every packet before `cack` has arrived. One that another
-    /// packet carries (`ack` is `None`) is a round-trip sample. Otherwise returns the sample that
-    /// ACK packet `ack` is, if the packet that it was measured on is among those acknowledged.
+    /// Applies a cumulative acknowledgement: every packet before `cack` has arrived. Carried by a
+    /// packet other than an ACK (`ack` is `None`), it is a round-trip sample. Otherwise returns the
+    /// sample of ACK packet `ack`, if the packet that it was measured on is among those
+    /// acknowledged.
     #[inline]
     pub(super) fn on_cack(
         &mut self,
@@ -72,7 +74,7 @@ impl Node {
             return None;
         }
         peer.progress_at = now;
-        // A tail probe is a repetition as well.
+        // A tail probe is a retransmission as well.
         let probed = u8::from(std::mem::take(&mut peer.probed));
         let backoff = std::mem::take(&mut peer.backoff).saturating_add(probed);
         let carried = ack.is_none() && !peer.path.is_lossless();
@@ -115,8 +117,8 @@ impl Node {
         sample
     }
 
-    /// Entry `idx`, already unlinked, is acknowledged; its payload is not the memory of a request.
-    /// Completes what it carried and frees it.
+    /// Entry `idx`, already unlinked, is acknowledged; its payload is not in the memory of a
+    /// request. Completes the operation that it carried and frees the entry.
     #[inline(never)]
     fn on_acked(&mut self, idx: SentIdx) {
         let Sent { wr, body, .. } = self.sent[idx];
@@ -147,7 +149,7 @@ impl Node {
         }
     }
 
-    /// Takes the ACK packet in `frame`, whose header is `op`.
+    /// Processes the ACK packet in `frame`, whose header is `op`.
     #[inline(always)]
     pub(super) fn on_ack_frame(
         &mut self,
@@ -164,8 +166,8 @@ impl Node {
         }
     }
 
-    /// [`on_ack_frame`](Self::on_ack_frame) for an ACK with any number of words. (By itself, so
-    /// that the room for the words is not cleared for nothing.)
+    /// [`on_ack_frame`](Self::on_ack_frame) for an ACK with any number of SACK words. (A function
+    /// of its own, so that the room for the words is cleared only when needed.)
     #[inline(never)]
     pub(super) fn on_ack_with_sack(
         &mut self,
@@ -178,8 +180,8 @@ impl Node {
         self.on_ack(now, p, cack, op, op.sack(frame, &mut words));
     }
 
-    /// Takes an ACK packet with the words `sack`: round-trip sample, packets received out of order,
-    /// packets lost.
+    /// Processes an ACK packet with the SACK words `sack`: round-trip sample, packets received out
+    /// of order, packets lost.
     #[inline(always)]
     fn on_ack(&mut self, now: Instant, p: PeerIdx, cack: Psn, op: &AckOp, sack: &[u64]) {
         self.openings.note_answer(p);
@@ -210,7 +212,7 @@ impl Node {
         }
     }
 
-    /// Takes the words of an ACK: packets behind the missing `cack` have arrived.
+    /// Applies the SACK words: packets after the missing `cack` have arrived.
     fn on_sack(&mut self, now: Instant, p: PeerIdx, cack: Psn, sack: &[u64]) {
         let peer = &mut self.peers[p];
         let news = peer.snd.on_sack(&mut self.sent, now, sack, cack, &mut peer.rtt);
@@ -227,7 +229,7 @@ impl Node {
         self.control().arm_timer(now, p);
     }
 
-    /// Takes a round-trip sample of `rtt_ns` from an acknowledgement of `count` packets.
+    /// Records a round-trip sample of `rtt_ns` from an acknowledgement of `count` packets.
     #[inline(always)]
     fn on_round_trip(&mut self, p: PeerIdx, now: Instant, rtt_ns: u64, count: u32) {
         let floor = self.port.rto_floor_ns;
@@ -239,7 +241,7 @@ impl Node {
         peer.note_window();
     }
 
-    /// [`Bug::DoneOnSack`]: completes packets on a SACK, which may still be dropped.
+    /// [`Bug::DoneOnSack`]: completes packets on a SACK, which the peer may still drop.
     #[cold]
     fn complete_sacked(&mut self, p: PeerIdx) {
         let (mut done, snd) = (Vec::new(), &self.peers[p].snd);
@@ -256,7 +258,7 @@ impl Node {
         }
     }
 
-    /// Takes a NACK: the operation of packet `psn` fails, and a NOP takes the packet's place.
+    /// Processes a NACK: the operation of packet `psn` fails, and a NOP takes the packet's place.
     pub(super) fn on_nack(&mut self, now: Instant, p: PeerIdx, psn: Psn, reason: NackReason) {
         let peer = &mut self.peers[p];
         if psn != peer.snd.una || peer.snd.in_flight() == 0 {

@@ -1,17 +1,17 @@
-//! Acknowledgements on a lossy port: which packets ask for one, and when one is sent.
+//! Acknowledgements on a lossy port: which packets request one, and when it is sent.
 //!
-//! An ACK packet is a frame that both ends pay for, so a stream of packets gets one ACK for many.
-//! But a program that has sent a single message may wait for nothing else. The sender can tell: it
-//! asks for an acknowledgement (AR) with the last packet of a message that is alone in flight or
-//! follows a pause, and with the packet that closes its window. Packets in quick succession do not
-//! ask; the receiver acknowledges them after several. If the last packet of a burst did not ask,
-//! the sender asks by a PING.
+//! An ACK packet costs both ends a frame, so a stream of packets gets one ACK for many. But a
+//! program that has sent a single message may wait for nothing else. The sender knows: it requests
+//! an acknowledgement (AR) with the last packet of a message that is alone in flight or follows a
+//! pause, and with the packet that closes its window. Packets in quick succession request none; the
+//! receiver acknowledges several of them at once. If the last packet of a burst requested none, the
+//! sender requests it by a PING.
 //!
-//! The receiver acknowledges a packet that asks in the turn that received it ([`Peer::quick_ack`]),
-//! since a program that has what it polled for may compute next and not poll again for long. If the
-//! program usually answers at once, the ACK waits for the first turn that finds no frame, so that
-//! the answer carries it: as TCP's quick and delayed acknowledgements. Packets that do not ask are
-//! acknowledged after [`ACK_EVERY`](super::peer::ACK_EVERY) of them or [`ACK_DELAY_NS`]. So the
+//! The receiver acknowledges a packet with AR in the turn that received it ([`Peer::quick_ack`]),
+//! since a program that has got the awaited message may compute next and not poll again for long.
+//! If the program usually answers at once, the ACK waits for the first turn that finds no frame, so
+//! that the answer carries it, like TCP's quick and delayed acknowledgements. Packets without AR
+//! are acknowledged after [`ACK_EVERY`](super::peer::ACK_EVERY) of them or [`ACK_DELAY_NS`]. So the
 //! wait is bounded even if a PING is lost, or if other traffic leaves no pause to send one.
 
 use std::collections::VecDeque;
@@ -33,53 +33,53 @@ use crate::rel::sent::SendWindow;
 use crate::types::Instant;
 use crate::wire::{self, AckOp, BASE_LEN, Base, BaseOut, BaseWords, HeadOut, TRAILER_LEN, Ty};
 
-/// How long the acknowledgement of a packet that did not ask waits for further packets,
-/// nanoseconds: about as long as [`ACK_EVERY`](super::peer::ACK_EVERY) of the longest frames take
-/// between two processes.
+/// How long the acknowledgement of a packet without AR waits for further packets, nanoseconds:
+/// about as long as [`ACK_EVERY`](super::peer::ACK_EVERY) of the longest frames take between two
+/// processes.
 pub(super) const ACK_DELAY_NS: u64 = 20_000;
 
-/// The pause after which a sender asks about packets that did not ask, nanoseconds.
+/// Pause after which a sender sends a PING for packets without AR, nanoseconds.
 const ASK_AFTER_NS: u64 = 1_000;
 
-/// With less of [`Peer::tx_quota`] left than this, an ACK refreshes it: in a stream, before the
-/// sender has to.
+/// With less of [`Peer::tx_quota`] left than this, an ACK refreshes it, so that the sender of a
+/// stream need not.
 const QUOTA_LOW: u16 = 16;
 
-/// Peers that a queue has room for.
+/// Capacity of each queue, in peers.
 const QUEUE: usize = 4096;
 
-/// Peers that we owe an acknowledgement, and peers that owe us one, on a lossy port. An entry of a
-/// queue may be out of date: it is checked against the peer's record.
+/// Peers to which an acknowledgement is due, and peers from which one is due, on a lossy port. A
+/// queue entry may be out of date: it is checked against the peer's record.
 #[derive(Debug)]
 pub(super) struct Acks {
-    /// Peers that we owe an acknowledgement since the queue was last served.
+    /// Peers to which an acknowledgement has become due since the queue was last served.
     owing: VecDeque<PeerIdx>,
     /// When the first of the frames to be acknowledged arrived.
     owed_since: Option<Instant>,
-    /// One of those frames asked for its acknowledgement.
+    /// One of these frames had AR.
     soon: bool,
-    /// And it is due at once: see [`Peer::quick_ack`].
+    /// The acknowledgement is due at once: see [`Peer::quick_ack`].
     quick: bool,
-    /// The last quick ACK, until the next turn looks whether it was better delayed.
+    /// The last quick ACK, until the next turn judges whether it should have been delayed.
     quick_sent: Option<QuickAck>,
-    /// Peers with packets in flight that did not ask, at most [`QUEUE`]: for others the
-    /// acknowledgement takes a little longer.
+    /// Peers with packets in flight of which the last had no AR, at most [`QUEUE`]: for further
+    /// peers the acknowledgement takes a little longer.
     unasked: VecDeque<PeerIdx>,
     /// A packet whose acknowledgement a completion waits for was sent since the last turn.
     fresh: bool,
     /// The first turn after the last such packet was sent: not the time of sending, as writing the
     /// frame may take long.
     left_at: Instant,
-    /// Received frames as counted by the last turn that looked.
+    /// Number of received frames at the last turn that read it.
     seen_frames: u64,
 }
 
-/// A quick ACK that has left.
+/// A quick ACK that was sent.
 #[derive(Clone, Copy, Debug)]
 struct QuickAck {
     peer: PeerIdx,
     at: Instant,
-    /// The number of the next packet to the peer then.
+    /// The PSN of the next packet to the peer at that time.
     nxt: Psn,
 }
 
@@ -101,8 +101,8 @@ impl Acks {
         }
     }
 
-    /// Notes that the last packet of a request that waits for its acknowledgement was sent to
-    /// `peer` in slot `p`; `ar` if it asks.
+    /// Records that the last packet of a request that waits for its acknowledgement was sent to
+    /// `peer` in slot `p`; `ar` if it has AR.
     #[inline(always)]
     pub(super) fn left(&mut self, todo: &mut Todo, p: PeerIdx, peer: &mut Peer, ar: bool) {
         self.fresh = true;
@@ -117,7 +117,7 @@ impl Acks {
         }
     }
 
-    /// Notes whether packet `psn` of `peer` asks for its acknowledgement.
+    /// Records whether packet `psn` of `peer` has AR.
     #[inline(always)]
     pub(super) fn note_ar(&mut self, peer: &mut Peer, psn: Psn, ar: bool) {
         if ar {
@@ -127,8 +127,8 @@ impl Acks {
         }
     }
 
-    /// Notes one more packet of peer `p` to acknowledge, the `owed`-th since the last
-    /// acknowledgement. It may wait for further packets.
+    /// Records one more packet of peer `p` to acknowledge, the `owed`-th since the last
+    /// acknowledgement. Its acknowledgement may wait for further packets.
     #[inline(always)]
     pub(super) fn owe(&mut self, todo: &mut Todo, now: Instant, (p, owed): (PeerIdx, u8)) {
         if self.owed_since.is_none() {
@@ -140,16 +140,16 @@ impl Acks {
         }
     }
 
-    /// Notes that an acknowledgement has to echo a mark to peer `p`, also if another packet carries
-    /// it before.
+    /// Records that an ACK packet has to echo a congestion mark to peer `p`, even if another packet
+    /// carries the acknowledgement before.
     fn owe_echo(&mut self, todo: &mut Todo, now: Instant, p: PeerIdx) {
         self.owed_since.get_or_insert(now);
         *todo |= Todo::ACKS;
         self.owing.push_back(p);
     }
 
-    /// Notes that an ACK packet is about to leave alone for `peer` in slot `p`. If the last packet
-    /// that arrived asked for it, the next one is to be quick.
+    /// Records that a separate ACK packet is about to be sent to `peer` in slot `p`. If the last
+    /// packet that arrived had AR, the next ACK is a quick one.
     #[inline(always)]
     fn note_quick(&mut self, now: Instant, p: PeerIdx, peer: &mut Peer) {
         let asked = peer.has_asked_last();
@@ -159,20 +159,20 @@ impl Acks {
         peer.quick_ack = asked;
     }
 
-    /// Whether the quick ACK of an earlier turn is to be [judged](Self::judge_quick_ack).
+    /// Whether the quick ACK of an earlier turn is still to be [judged](Self::judge_quick_ack).
     #[inline(always)]
     pub(super) fn has_quick_sent(&self) -> bool {
         self.quick_sent.is_some()
     }
 
-    /// Notes that `received` frames have arrived so far.
+    /// Records the number of frames received so far.
     #[inline(always)]
     pub(super) fn note_frames(&mut self, received: u64) {
         self.seen_frames = received;
     }
 
-    /// Whether a turn at `now`, with `received` frames so far, has no acknowledgement to send and
-    /// no PING.
+    /// Whether a turn at `now`, with `received` frames so far, has no acknowledgement and no PING
+    /// to send.
     #[inline(always)]
     pub(super) fn passes(&mut self, now: Instant, received: u64) -> bool {
         if self.must_ask(now) && !self.unasked.is_empty() {
@@ -185,7 +185,7 @@ impl Acks {
         true
     }
 
-    /// Whether the next turn has to look for acknowledgements to send or PINGs.
+    /// Whether the next turn has to check for due acknowledgements or PINGs.
     #[inline(always)]
     pub(super) fn is_waiting(&self) -> bool {
         self.fresh
@@ -194,8 +194,7 @@ impl Acks {
             || self.quick_sent.is_some()
     }
 
-    /// Whether PINGs are due for packets that did not ask: the pause has passed since the last of
-    /// them.
+    /// Whether PINGs are due for packets without AR: the pause since the last of them is over.
     #[inline(always)]
     fn must_ask(&mut self, now: Instant) -> bool {
         if self.fresh {
@@ -204,33 +203,33 @@ impl Acks {
         self.is_pause(now)
     }
 
-    /// Whether owed acknowledgements are due; `idle` if no frame has arrived since the last turn.
+    /// Whether acknowledgements are due; `idle` if no frame has arrived since the last turn.
     #[inline(always)]
     fn is_owed(&mut self, now: Instant, idle: bool) -> bool {
         let Some(since) = self.owed_since else {
-            // The packet that asked was refused or dropped.
+            // The packet with AR was refused or dropped.
             (self.soon, self.quick) = (false, false);
             return false;
         };
         self.quick || idle && self.soon || now.since(since) >= ACK_DELAY_NS
     }
 
-    /// Whether the pause since the last packet that a completion waits for has passed.
+    /// Whether the pause since the last packet that a completion waits for is over.
     #[inline(always)]
     fn is_pause(&self, now: Instant) -> bool {
         now.since(self.left_at) >= ASK_AFTER_NS
     }
 
-    /// Whether the next packet of `snd` asks for an acknowledgement. `ends` if it is the last
-    /// packet of a request whose completion waits for it, with `own` other packets of the request
-    /// in flight. `now` is the time of the last turn.
+    /// Whether the next packet of `snd` gets AR. `ends` if it is the last packet of a request whose
+    /// completion waits for it, with `own` other packets of the request in flight. `now` is the
+    /// time of the last turn.
     #[inline(always)]
     pub(super) fn asks(&self, now: Instant, snd: &SendWindow, own: u32, ends: bool) -> bool {
         let is_resting = !self.fresh && self.is_pause(now);
         snd.asks(ends && (snd.in_flight() == own || is_resting))
     }
 
-    /// When an acknowledgement or a PING is due next; `last_turn_at` is the last turn.
+    /// When an acknowledgement or a PING is due next; `last_turn_at` is the time of the last turn.
     pub(super) fn due(&self, last_turn_at: Instant) -> Option<Instant> {
         let owed =
             self.owed_since.map(|at| if self.soon { last_turn_at } else { at + ACK_DELAY_NS });
@@ -239,7 +238,7 @@ impl Acks {
         [owed, ask].into_iter().flatten().min()
     }
 
-    /// Notes that packet `psn`, of type `ty`, asked for an acknowledgement.
+    /// Records that packet `psn`, of type `ty`, had AR.
     #[inline]
     pub(super) fn asked_for_ack(
         &mut self,
@@ -258,8 +257,8 @@ impl Acks {
         }
     }
 
-    /// Judges the quick ACK of an earlier turn: if the program has sent something to the peer since
-    /// then, and soon, that had better carried it.
+    /// Judges the quick ACK of an earlier turn: if the program has sent a packet to the peer soon
+    /// after it, that packet should have carried the acknowledgement.
     #[cold]
     pub(super) fn judge_quick_ack(&mut self, peers: &mut Peers, now: Instant) {
         let Some(QuickAck { peer, at, nxt }) = self.quick_sent.take() else { return };
@@ -273,7 +272,7 @@ impl Acks {
 }
 
 impl Peer {
-    /// Takes the echo of a mark: what was sent to the peer meets a long queue.
+    /// Processes an echoed congestion mark: packets to the peer meet a long queue.
     #[cold]
     #[inline(never)]
     pub(super) fn on_echo(&mut self, now: Instant) {
@@ -285,8 +284,7 @@ impl Peer {
 }
 
 impl Node {
-    /// Sends a PING to each peer with packets in flight that did not ask, once the pause has
-    /// passed.
+    /// Sends a PING to each peer whose last packet in flight had no AR, once the pause is over.
     pub(super) fn probe_tails(&mut self, now: Instant) {
         if !self.acks.must_ask(now) {
             return;
@@ -294,7 +292,7 @@ impl Node {
         while let Some(p) = self.acks.unasked.pop_front() {
             let Some(peer) = self.peers.get_mut(p) else { continue };
             peer.is_listed_unasked = false;
-            // What is held asks when it leaves.
+            // A held packet gets AR when it is sent.
             let asks = std::mem::take(&mut peer.unasked) && !self.packs.holds_for(p, &self.tx);
             if asks && peer.state == State::Open && peer.snd.in_flight() > 0 {
                 peer.ask();
@@ -304,14 +302,14 @@ impl Node {
         }
     }
 
-    /// Whether owed acknowledgements are due in a turn at `now`.
+    /// Whether acknowledgements are due in a turn at `now`.
     #[inline(always)]
     pub fn owes_acks(&mut self, now: Instant) -> bool {
         self.acks.is_owed(now, self.acks.seen_frames == self.counters.rx_frames)
     }
 
-    /// Sends an ACK for all packets that no packet sent since has acknowledged. An ACK that cannot
-    /// leave now is left to the next [`transmit`](Self::transmit).
+    /// Sends an ACK for all packets whose acknowledgement no later packet has carried. An ACK for
+    /// which the port has no room is left to the next [`transmit`](Self::transmit).
     pub fn send_acks(&mut self, now: Instant, out: &mut impl FrameSink) {
         if self.openings.seals.is_some() {
             return self.through_seals(out, |node, out| node.send_acks(now, &mut DynSink(out)));
@@ -322,19 +320,19 @@ impl Node {
             let Some(peer) = self.peers.get_mut(p) else { continue };
             let echoes = peer.marked;
             if peer.owed == 0 && !echoes || peer.state != State::Open {
-                // What the program sent has carried it. Too late, if it asked.
+                // A packet of the program has carried it: too late, if AR was set.
                 peer.quick_ack |= peer.has_asked_last() && now.since(since) >= ACK_DELAY_NS;
                 continue;
             }
             peer.ack_now = true;
-            // An echo alone says nothing of the acknowledgement, which something else has carried.
+            // An echo alone does not judge the acknowledgement, which another packet has carried.
             if !peer.queued && peer.owed > 0 {
                 self.acks.note_quick(now, p, peer);
             }
             if (echoes || !peer.queued) && !self.send_ack(now, p, out) {
                 self.due.make_ready(&mut self.peers, p);
                 if echoes {
-                    // The port is full, which is all that keeps an ACK, so the others wait as well.
+                    // Only a full port holds an ACK back, so the others wait as well.
                     self.acks.owe_echo(&mut self.due.todo, now, p);
                     break;
                 }
@@ -343,8 +341,8 @@ impl Node {
         self.due.todo.set(Todo::ACKS, self.acks.is_waiting());
     }
 
-    /// Notes that `frame` came with a mark: a queue on its way is long. If it is a reliable packet
-    /// of a session, the next ACK packet tells its sender.
+    /// Records that `frame` arrived with a congestion mark: a queue on its path is long. If it is a
+    /// reliable packet of a session, the next ACK packet echoes the mark.
     #[cold]
     #[inline(never)]
     pub(super) fn note_mark(&mut self, now: Instant, frame: &RxFrame<'_>) {
@@ -353,9 +351,9 @@ impl Node {
         let p = slot_of(raw.dst_sid);
         let Some(peer) = self.peers.get_mut(p) else { return };
         let is_its = peer.sid == raw.dst_sid && peer.station() == raw.src;
-        // An ACK is not answered, or two nodes would answer each other for ever.
+        // An ACK is not echoed, or two nodes would answer each other for ever.
         let is_reliable = Ty::try_from(raw.ty).is_ok_and(Ty::is_reliable);
-        // What came through memory has met no queue of a router.
+        // A frame that came through memory has met no queue of a router.
         let is_new = peer.takes_echo && !peer.marked && !peer.path.is_lossless();
         if is_its && is_reliable && is_new && peer.state == State::Open {
             peer.marked = true;
@@ -393,8 +391,8 @@ impl Node {
         true
     }
 
-    /// Takes an ACK packet of an open session, with a checksum if `crc`. False if the frame is
-    /// anything else: nothing has happened.
+    /// Processes an ACK packet of an open session, with a checksum if `crc`. False if the frame is
+    /// anything else: then nothing has happened.
     #[inline(always)]
     pub(super) fn rx_ack(&mut self, now: Instant, frame: &RxFrame<'_>, crc: bool) -> bool {
         let Some((base_words, op)) = BaseWords::ack(frame, crc) else { return false };
@@ -421,7 +419,7 @@ impl Node {
 
 impl Sending<'_> {
     /// Sends the ACK packet `op` with the echo of a mark and a SACK, as far as a frame of the
-    /// session has room for it.
+    /// session has room.
     #[cold]
     #[inline(never)]
     fn send_sack(&mut self, p: PeerIdx, op: &mut AckOp, out: &mut impl FrameSink) -> Tx {
@@ -445,8 +443,8 @@ impl Sending<'_> {
         self.left(p, (Ty::Ack, len), sent)
     }
 
-    /// [`Acks::asks`] for the next packet to a peer on a lossy path; `w` is its request, `NONE`
-    /// if there is none.
+    /// [`Acks::asks`] for the next packet to a peer on a lossy path; `w` is its request, `NONE` if
+    /// there is none.
     #[inline]
     pub(super) fn asks(&self, p: PeerIdx, w: TxIdx, ends: bool) -> bool {
         let own = if w == TxIdx::NONE { 0 } else { self.tx[w].unacked };
@@ -455,13 +453,14 @@ impl Sending<'_> {
 }
 
 impl Control<'_> {
-    /// Lets the next [`transmit`](Node::transmit) acknowledge every packet received, due or not; on
-    /// a lossy path again if the peer may still wait, as the last acknowledgement may be lost.
+    /// Makes the next [`transmit`](Node::transmit) acknowledge every packet received, due or not;
+    /// on a lossy path even twice if the peer may still wait, as the last acknowledgement may be
+    /// lost.
     ///
-    /// For a node about to close: its peers would otherwise find its process gone while they wait.
+    /// For a node about to close: otherwise its peers would find its process ended while they wait.
     pub fn acknowledge_all(&mut self) {
         let now = self.turn.polled_at;
-        // Who waits has repeated a packet since then.
+        // A peer that still waits has repeated a packet since then.
         let may_wait =
             |peer: &Peer| !peer.path.is_lossless() && now.since(peer.last_rx) < 2 * rtt::RTO_MAX_NS;
         let owing = |peer: &Peer| peer.state == State::Open && (peer.owed > 0 || may_wait(peer));
@@ -474,7 +473,7 @@ impl Control<'_> {
     }
 }
 
-/// An ACK packet about to be sent, without SACK: no packet is missing.
+/// An ACK packet to be sent, without SACK: no packet is missing.
 struct AckTo<'a> {
     base: BaseTo<'a>,
     op: [u8; AckOp::LEN],

@@ -1,5 +1,5 @@
-//! Whether a packet is the one that its session expects, and what follows from its head: it was
-//! heard, it acknowledges and grants.
+//! Arrival of the next packet in order: whether a packet is the one that its session expects, and
+//! what its head says: the peer is alive, it acknowledges and grants credit.
 
 use super::peer::{ACK_EVERY_LOSSLESS, Peer};
 use crate::idx::ReassemblyIdx;
@@ -10,15 +10,15 @@ use crate::types::Instant;
 use crate::wire::{BaseWords, FrameHead};
 
 impl Peer {
-    /// Whether the packet with these addresses, this session and this number is the next one in
-    /// order of an open session.
+    /// Whether the packet with these addresses, this session and this PSN is the next one in order
+    /// of an open session.
     #[inline(always)]
     pub(super) fn is_next(&self, own: u64, head: &FrameHead, sid_psn: u64) -> bool {
         debug_assert!(!self.in_order || self.is_in_order() || is_planted());
         self.in_order && self.is_from(own, head) && sid_psn == self.next_sid_psn()
     }
 
-    /// Packets acknowledged and credits granted by a packet.
+    /// Packets acknowledged and credits granted by a packet, beyond those already known.
     #[inline(always)]
     fn news(&self, cack: Psn, grant: u16) -> (u32, u16) {
         (cack.0.wrapping_sub(self.snd.una.0), grant.wrapping_sub(self.snd.credit as u16))
@@ -26,7 +26,7 @@ impl Peer {
 
     /// [Packets and credits](Self::news), if nothing waits for them: no queue waits for window or
     /// credit and, on a lossless path, no record for its acknowledgement. `None` also for an
-    /// acknowledgement or a grant that cannot be true.
+    /// impossible acknowledgement or grant.
     #[inline(always)]
     pub(super) fn unawaited<const LOSSY: bool>(&self, cack: Psn, grant: u16) -> Option<(u32, u16)> {
         let (acked, granted) = self.news(cack, grant);
@@ -39,8 +39,9 @@ impl Peer {
         Some((acked, granted))
     }
 
-    /// [`unawaited`](Self::unawaited), noted at once on a lossless path: both hold even if the slow
-    /// path takes the message. On a lossy path the caller notes them once the checksum is verified.
+    /// [`unawaited`](Self::unawaited), applied at once on a lossless path: both hold even if the
+    /// slow path processes the message. On a lossy path the caller applies them once the checksum
+    /// is verified.
     #[inline(always)]
     pub(super) fn note_unawaited<const LOSSY: bool>(
         &mut self,
@@ -55,8 +56,8 @@ impl Peer {
         Some((acked, granted))
     }
 
-    /// Notes that the next packet in order, for whose [news](Self::unawaited) nothing waits, has
-    /// been taken in the turn at `now`.
+    /// Records that the next packet in order, whose [acknowledgement and grant](Self::unawaited)
+    /// nothing waits for, was taken in the turn at `now`.
     #[inline(always)]
     pub(super) fn accept(&mut self, base: &BaseWords, now: Instant) {
         let (_, granted) = self.news(base.cack, base.grant());
@@ -67,8 +68,8 @@ impl Peer {
         self.rcv_nxt = self.rcv_nxt.next();
     }
 
-    /// The packets in flight once the packet with `base` has been taken, if it is the
-    /// [next one in order](Self::is_next) of a [steady](Self::is_steady) peer, and grants nothing.
+    /// Packets in flight after the packet with `base`, if it is the [next one in
+    /// order](Self::is_next) of a [steady](Self::is_steady) peer and grants no credit.
     #[inline(always)]
     pub(super) fn steady_flight(&self, own: u64, base: &BaseWords) -> Option<u32> {
         debug_assert!(!self.steady || self.is_steady() || is_planted());
@@ -83,7 +84,7 @@ impl Peer {
     }
 
     /// [`steady_flight`](Self::steady_flight) for a peer that need not be steady, if nothing
-    /// [waits](Self::unawaited) for what the packet acknowledges and grants.
+    /// [waits](Self::unawaited) for the acknowledgement and the grant of the packet.
     #[cold]
     #[inline(never)]
     pub(super) fn flight(&mut self, own: u64, base: &BaseWords) -> Option<u32> {

@@ -1,4 +1,5 @@
-//! Credit for peers: each is a reserved block, so that what a peer may send can be stored.
+//! Credit for peers: each credit is a reserved block, so that every message that a peer may send
+//! can be stored.
 
 use std::collections::VecDeque;
 
@@ -8,7 +9,7 @@ use crate::idx::PeerIdx;
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::BlockPool;
 
-/// The memory of unexpected messages, in blocks, and how much of it peers were promised.
+/// The memory of unexpected messages, in blocks, and how much of it was promised to peers.
 #[derive(Debug)]
 pub(crate) struct Blocks {
     /// Blocks neither in use nor promised to a peer.
@@ -30,13 +31,14 @@ impl Blocks {
         self.count - self.pool.free_count()
     }
 
-    /// How many are missing, or too many, if messages and peers hold `held`: 0, or there is a bug.
+    /// Number of blocks missing or in excess, if messages and peers hold `held`: not 0 only after a
+    /// bug.
     pub(super) fn lost(&self, held: usize) -> usize {
         self.count.abs_diff(self.unpromised + held)
     }
 
-    /// Takes the first credit of a session, as far as there is some. Until the session is confirmed
-    /// the peer holds none that confirmed peers may need.
+    /// Takes the first credit of a session, as far as there is any. Until the session is confirmed
+    /// the peer gets none that confirmed peers may need.
     pub(super) fn grant_initial(&mut self, is_confirmed: bool) -> u32 {
         let kept = if is_confirmed { 0 } else { self.count / 4 };
         let grant = GRANT_FIRST.min(self.unpromised.saturating_sub(kept) as u32);
@@ -44,8 +46,8 @@ impl Blocks {
         grant
     }
 
-    /// Grants peer `p` credit up to its target, or as much of it as there is; without any the peer
-    /// waits for blocks. Returns whether it has more now.
+    /// Grants peer `p` credit up to its target, or as much of it as there is; a peer left without
+    /// any waits for blocks. Returns whether the peer has more now.
     fn grant(&mut self, p: PeerIdx, peer: &mut Peer) -> bool {
         if self.unpromised > self.count / 2 {
             peer.target = (peer.target * 2).min(GRANT_MAX as u16);
@@ -54,8 +56,8 @@ impl Blocks {
         if more == 0 {
             return false;
         }
-        // One half of the blocks is for the first credits of sessions. What a peer holds
-        // beyond these comes from the other half, or a new session might never get any.
+        // One half of the blocks is for the first credits of sessions. Credit of a peer beyond
+        // these comes from the other half, or a new session might never get any.
         let spare = self.unpromised.saturating_sub(self.count / 2);
         let first = GRANT_FIRST.saturating_sub(peer.outstanding()) as usize;
         let more = more.min(spare.max(first).min(self.unpromised) as u32);
@@ -77,7 +79,7 @@ impl Blocks {
         }
     }
 
-    /// The blocks behind the credit of a message that went straight to its receive are free again.
+    /// Frees the blocks behind the credit of a message that went straight to its receive.
     #[inline]
     pub(super) fn give_back(&mut self, cost: u32) {
         if !planted(Bug::CreditNotReturned) {
@@ -85,13 +87,13 @@ impl Blocks {
         }
     }
 
-    /// The session with `peer` is over, and its credit void.
+    /// Frees the blocks behind the credit of `peer`, whose session has ended.
     pub(super) fn take_back(&mut self, peer: &mut Peer) {
         self.unpromised += peer.outstanding() as usize;
         (peer.granted, peer.consumed) = (0, 0);
     }
 
-    /// Grants credits to the peers that wait for free blocks, as far as there are any.
+    /// Grants credit to the peers that wait for free blocks, as far as there are any.
     pub(super) fn serve_waiters(&mut self, peers: &mut Peers, due: &mut Due) {
         for _ in 0..self.waiters.len() {
             if self.unpromised == 0 {
@@ -121,7 +123,7 @@ impl Blocks {
         self.regrant(peers, due, p);
     }
 
-    /// A completion from peer `p` that held a block waits no more.
+    /// Releases the block that a completion from peer `p` held while it waited.
     pub(super) fn release_late_block(&mut self, peers: &mut Peers, due: &mut Due, p: PeerIdx) {
         peers[p].unexpected -= 1;
         self.unpromised += 1;

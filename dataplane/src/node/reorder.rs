@@ -1,5 +1,5 @@
-//! The reorder buffer: packets of all peers together that came early, and those behind a refused
-//! one. Data of pulled messages needs no buffer.
+//! The reorder buffer: early packets of all peers together, and those after a refused one. Data of
+//! pulled messages needs no buffer.
 
 use std::ops::Range;
 
@@ -16,16 +16,16 @@ use crate::slab::{Link, Slab};
 #[derive(Debug)]
 pub(crate) struct Reorder {
     packets: Slab<OooPacket, (), OooIdx>,
-    /// Their bytes, each in the slot of its index.
+    /// The bytes of the packets, each in the slot of its index.
     pub(super) bytes: Vec<u8>,
-    /// Length of a slot: that of the longest frame that may arrive.
+    /// Length of a slot, bytes: that of the longest frame that may arrive.
     frame_len: usize,
 }
 
 impl Reorder {
     /// Room for frames of `frame_len` bytes.
     pub(super) fn new(frame_len: usize) -> Self {
-        // A whole window, unless frames are so long that memory would be reserved for nothing.
+        // A whole window, unless frames are so long that the memory would be reserved for nothing.
         let count = if frame_len > 16 << 10 { 2048 } else { 4096 };
         let bytes = vec![0; count * frame_len];
         Self { packets: Slab::with_capacity(count), bytes, frame_len }
@@ -41,12 +41,12 @@ impl Reorder {
         self.packets.free_count()
     }
 
-    /// Whether a frame has room in a slot.
+    /// Whether a frame fits into a slot.
     pub(super) fn holds(&self, frame: &RxFrame<'_>) -> bool {
         frame.len() <= self.frame_len
     }
 
-    /// Buffers packet `psn` of `peer`, which a slot holds. False if none is free.
+    /// Buffers packet `psn` of `peer`, which fits into a slot. False if no slot is free.
     pub(super) fn put(&mut self, peer: &mut Peer, psn: Psn, frame: &RxFrame<'_>) -> bool {
         let len = frame.len();
         let packet = OooPacket { psn, len, link: Link::default() };
@@ -57,8 +57,7 @@ impl Reorder {
         true
     }
 
-    /// Takes packet `psn` of `peer` out of its list, if it is buffered. Its slot is still to be
-    /// freed.
+    /// Removes packet `psn` of `peer` from its list, if it is buffered. The caller frees its slot.
     pub(super) fn take(&mut self, peer: &mut Peer, psn: Psn) -> Option<OooIdx> {
         let is_it = |idx: &OooIdx| self.packets[*idx].psn == psn;
         let idx = peer.reorder_buf.iter(&self.packets).find(is_it)?;
@@ -66,13 +65,13 @@ impl Reorder {
         Some(idx)
     }
 
-    /// Where the bytes of a packet lie.
+    /// Range of the bytes of a packet.
     pub(super) fn slot(&self, idx: OooIdx) -> Range<usize> {
         let at = idx.at() * self.frame_len;
         at..at + self.packets[idx].len
     }
 
-    /// Frees the slot of a packet that was taken.
+    /// Frees the slot of a removed packet.
     pub(super) fn free(&mut self, idx: OooIdx) {
         if !planted(Bug::HeldPacketLeaked) {
             self.packets.free(idx);
