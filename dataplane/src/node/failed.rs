@@ -1,5 +1,5 @@
-//! Failures of sends and one-sided operations: an error entry, or for an operation that was posted
-//! with [`NO_ENTRY`] a record for the log.
+//! Failures of sends and one-sided operations: an error entry or, for an operation posted with
+//! [`NO_ENTRY`], a record for the log.
 
 use barewire_driver::port::Station;
 
@@ -12,14 +12,14 @@ use crate::types::{CqErr, NO_ENTRY};
 /// Distinct failures kept until they are read.
 const KEPT_MAX: usize = 8;
 
-/// Operations that failed and wrote no completion entry.
+/// Failed operations that wrote no completion entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FailedInject {
-    /// The peer they were for.
+    /// The peer they were posted to.
     pub station: Station,
-    /// Why.
+    /// The error.
     pub err: Error,
-    /// How many.
+    /// Their number.
     pub count: u64,
 }
 
@@ -28,12 +28,12 @@ pub struct FailedInject {
 pub(crate) struct Failures {
     /// Failures not read yet.
     kept: [Option<FailedInject>; KEPT_MAX],
-    /// The port had no memory for frames when a timer fired last.
+    /// The port had no memory for frames when a timer last fired.
     pub(super) lacks_memory: bool,
 }
 
 impl Failures {
-    /// Counts one. The last place counts whatever else fails.
+    /// Counts a failure. Failures for which there is no place are counted in the last one.
     fn note(&mut self, station: Station, err: Error) {
         let [first @ .., last] = &mut self.kept;
         let same = |place: &&mut Option<FailedInject>| {
@@ -45,14 +45,14 @@ impl Failures {
 }
 
 impl Observed {
-    /// Whether [`failed_injects`](Self::failed_injects) has something.
+    /// Whether [`failed_injects`](Self::failed_injects) would return any.
     #[inline(always)]
     pub fn has_failed_injects(&self) -> bool {
         self.failures.kept[0].is_some()
     }
 
-    /// Takes what is known of operations posted with [`NO_ENTRY`] that failed, by peer and error.
-    /// What does not fit is counted under the last one.
+    /// Takes the failures of operations posted with [`NO_ENTRY`], by peer and error. Failures
+    /// without a place of their own are counted in the last one.
     #[cold]
     pub fn failed_injects(&mut self) -> impl Iterator<Item = FailedInject> + use<> {
         std::mem::take(&mut self.failures.kept).into_iter().flatten()
@@ -60,8 +60,8 @@ impl Observed {
 }
 
 impl Objects<'_> {
-    /// Tells of the failure of an operation of endpoint `e` for peer `p`, which counter `cntr`
-    /// counts. The entry that was reserved in the endpoint's queue is used or given back.
+    /// Reports the failure of an operation of endpoint `e` for peer `p`, which counter `cntr`
+    /// counts. The entry reserved in the endpoint's queue is used or given back.
     #[cold]
     pub(super) fn report_op_failure(
         &mut self,

@@ -1,9 +1,9 @@
-//! Reports of a lost session, besides the error completions of the operations that end with it.
+//! Reports of a lost session, besides the error completions of the operations that it ends.
 //!
-//! Messages that completed successfully may be lost with a session: those sent without a record,
-//! where no completion waits for delivery, and injected ones. No operation is left to carry the
+//! Messages that completed successfully may be lost with a session: messages sent without a record,
+//! where no completion waits for delivery, and injected ones. No pending operation can report the
 //! error, so the next post of each endpoint that may have sent such a message to the peer is
-//! refused, once. Receives that name the peer may wait for a lost message, and end too.
+//! refused, once. Receives that name the peer may wait for a lost message, so they end too.
 
 use super::ops::{TxWr, WrFlags};
 use super::peer::State;
@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::idx::{EpIdx, PeerIdx};
 use crate::types::NO_ENTRY;
 
-/// An endpoint that has not yet been told that the session with a peer was lost.
+/// An endpoint to which the loss of the session with a peer has not been reported yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct LossReport {
     ep: EpIdx,
@@ -24,30 +24,30 @@ struct LossReport {
 #[derive(Debug, Default)]
 pub(super) struct Losses {
     reports: Vec<LossReport>,
-    /// Receives of shared contexts that have ended and wait for room to be told.
+    /// Ended receives of shared contexts whose completions wait for room.
     pub(super) unended: Vec<EndedRecv>,
 }
 
 impl Losses {
-    /// Whether an endpoint has yet to be told about peer `p`: then no post to it may take the fast
-    /// path.
+    /// Whether a loss concerning peer `p` has yet to be reported to an endpoint: then no post to
+    /// the peer may take the fast path.
     pub(super) fn concern(&self, p: PeerIdx) -> bool {
         self.reports.iter().any(|reports| reports.peer == p)
     }
 
-    /// Endpoint `e` is closed.
+    /// Drops the reports to endpoint `e`, which is closed.
     pub(super) fn forget_ep(&mut self, e: EpIdx) {
         self.reports.retain(|reports| reports.ep != e);
     }
 
-    /// Another life of peer `p` is current from now on, or its record is freed.
+    /// Drops the reports about peer `p`: another incarnation is current, or its record is freed.
     pub(super) fn forget_peer(&mut self, p: PeerIdx) {
         self.reports.retain(|reports| reports.peer != p);
     }
 }
 
 impl Operations<'_> {
-    /// The session with `p` ends for `reason`; none of its operations has ended yet. Notes the
+    /// The session with `p` ends for `reason`; none of its operations has ended yet. Records the
     /// endpoints that may have lost a message and have no operation that reports it.
     pub(super) fn note_losses(&mut self, p: PeerIdx, reason: EndReason) {
         let peer = &self.objects.peers[p];
@@ -61,7 +61,7 @@ impl Operations<'_> {
         peer.snd.for_each(self.sent, |_| kept += 1);
         let lossless = peer.path.is_lossless();
         let concerned: Vec<EpIdx> = if lossless && peer.snd.in_flight() > kept {
-            // Sends without a record do not tell their endpoint: every endpoint may be concerned.
+            // Sends without a record do not keep their endpoint: every endpoint may be affected.
             let own = self.objects.eps.iter().filter(|(_, ep)| {
                 ep.enabled && ep.sharers.is_none() && ep.deferred_for == EpIdx::NONE
             });
@@ -87,9 +87,9 @@ impl Operations<'_> {
         }
     }
 
-    /// Whether the receives that name `p` end with its session: messages of the peer may be lost.
-    /// Or none opened, and messages to the peer are lost of which no completion tells: the program
-    /// may wait for an answer.
+    /// Whether the receives that name `p` end with its session: because messages of the peer may be
+    /// lost, or because no session opened and messages to the peer are lost without a completion,
+    /// so that the program may wait for an answer.
     pub(super) fn ends_receives(&self, p: PeerIdx, reason: EndReason) -> bool {
         if self.objects.peers[p].state == State::Open {
             return reason.is_loss();
@@ -101,7 +101,7 @@ impl Operations<'_> {
 }
 
 impl Objects<'_> {
-    /// Ends the receives that name `p`. Receives from any source stay.
+    /// Ends the receives that name `p`. Receives from any source stay posted.
     pub(super) fn fail_receives_from(&mut self, p: PeerIdx, err: Error) {
         let eps: Vec<EpIdx> =
             self.eps.iter().map(|(e, _)| e).filter(|&e| !self.coll.is_side(self.eps, e)).collect();
@@ -129,8 +129,8 @@ impl Objects<'_> {
 }
 
 impl Control<'_> {
-    /// Refuses a post of endpoint `e` to peer `p` once after a session was lost with messages of
-    /// the endpoint.
+    /// Refuses one post of endpoint `e` to peer `p` after a session was lost with messages of the
+    /// endpoint.
     ///
     /// # Errors
     /// [`Error::ConnReset`]: nothing was posted.

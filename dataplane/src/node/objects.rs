@@ -1,4 +1,4 @@
-//! Completion queues, counters and address vectors: the calls on them.
+//! Completion queues, counters and address vectors: calls of the application.
 
 use barewire_driver::hint::cold;
 
@@ -13,7 +13,7 @@ use crate::plant::{Bug, planted};
 use crate::types::{CqErr, Cqe, EpAddr, FiAddr, Instant, Tenant};
 
 impl Peers {
-    /// The address that was inserted as `entry`.
+    /// The address inserted as `entry`.
     pub(super) fn addr_of(&self, entry: AvEntry) -> EpAddr {
         let (station, ep) = (self[entry.peer].station(), entry.inserted_ep());
         EpAddr { station, ep, incarnation: entry.incarnation }
@@ -24,7 +24,7 @@ impl Node {
     /// Takes up to `out.len()` completions, oldest first.
     ///
     /// # Errors
-    /// [`Error::Again`]: none is there. [`Error::Avail`]: the next one is an error.
+    /// [`Error::Again`]: the queue is empty. [`Error::Avail`]: the next completion is an error.
     #[inline]
     pub fn cq_read(&mut self, cq: CqId, out: &mut [Cqe]) -> Result<usize> {
         self.cqs.by_handle(cq.0).ok_or(Error::BadFd)?;
@@ -37,9 +37,9 @@ impl Node {
         taken.filter(|&n| n > 0).map_or_else(|| self.cqs.empty_reason(cq), Ok)
     }
 
-    /// Reads up to `most` completions, oldest first, and lends each to `put` where it lies. Returns
+    /// Reads up to `most` completions, oldest first, and lends each to `put` in place. Returns
     /// their number: 0 if an error is next, which [`Cqs::empty_reason`](super::Cqs::why_nothing)
-    /// reports. `None` if the queue is empty: then turning the loop may help.
+    /// reports. `None` if the queue is empty: then a turn of the loop may add completions.
     ///
     /// The generation of `cq` is NOT checked: the caller keeps the queue open. A stale id reads the
     /// queue that reused the slot, or nothing if the slot is free.
@@ -50,7 +50,8 @@ impl Node {
         Some(self.fed(cq, taken))
     }
 
-    /// `n` entries of a queue were read: delivers what waited for room in it, if anything did.
+    /// `n` entries of a queue were read: delivers completions that waited for room in it, if any
+    /// did.
     #[inline(always)]
     fn fed(&mut self, cq: CqId, (n, retry): (usize, bool)) -> usize {
         if retry {
@@ -68,7 +69,7 @@ impl Node {
         Ok(self.peers.addr_of(self.avs.entry(av, addr)?))
     }
 
-    /// Whose key the address under an index was inserted under.
+    /// The tenant under whose key the address at an index was inserted.
     ///
     /// # Errors
     /// [`Error::Invalid`]: nothing is inserted under this index.
@@ -78,10 +79,10 @@ impl Node {
 }
 
 impl Receiving<'_> {
-    /// Takes the error entry at the head.
+    /// Takes the error entry at the head of the queue.
     ///
     /// # Errors
-    /// [`Error::Again`]: the head is no error.
+    /// [`Error::Again`]: the head is not an error.
     pub fn cq_readerr(&mut self, cq: CqId) -> Result<CqErr> {
         let table = self.sessions.cqs.by_handle_mut(cq.0).ok_or(Error::BadFd)?;
         let err = table.cq.readerr();
@@ -93,8 +94,8 @@ impl Receiving<'_> {
 }
 
 impl Sessions<'_> {
-    /// Makes an address vector for about `count` addresses. The node gets room for as many peers,
-    /// if it may have that and memory has it; else an insertion says so.
+    /// Makes an address vector for about `count` addresses. The node makes room for as many peers,
+    /// up to its limit and as far as there is memory; a later insertion reports a lack of room.
     ///
     /// # Errors
     /// [`Error::NoMem`]: there are 1,024 already.
@@ -109,21 +110,21 @@ impl Sessions<'_> {
 
     /// Adds an address and returns its index: the lowest that is free, so 0, 1, 2 and so on.
     ///
-    /// An address that names another life of a peer than the one a session is open with ends that
-    /// session at once (rule S9), with whatever of it is still on the way to here: on a port that
-    /// loses nothing, take it before ([`supersedes`](Control::supersedes)). An address of an
-    /// earlier life of this node reaches nobody.
+    /// If the address names another incarnation of a peer than that of the open session, the
+    /// session ends at once (rule S9), with all of its messages that have not been received: on a
+    /// lossless port, receive them before ([`supersedes`](Control::supersedes)). An address of an
+    /// earlier incarnation of this node reaches nothing.
     ///
     /// # Errors
-    /// [`Error::NoMem`]: the node knows as many peers as it [may](super::NodeSettings::peer_limit),
-    /// and all are in use.
-    /// [`Error::Invalid`]: keys are of tenants, and none is named.
+    /// [`Error::NoMem`]: the node has as many peers as its [limit](super::NodeSettings::peer_limit)
+    /// allows, and all are in use.
+    /// [`Error::Invalid`]: keys belong to tenants, and no tenant is named.
     pub fn av_insert(&mut self, now: Instant, av: AvId, addr: EpAddr) -> Result<FiAddr> {
         self.av_insert_of(now, av, addr, Tenant::NONE)
     }
 
-    /// [`av_insert`](Self::av_insert) of the endpoint at `addr` as `tenant` reaches it: sessions
-    /// with it are under the key of that tenant. The same address under two keys is two peers.
+    /// As [`av_insert`](Self::av_insert), for the endpoint at `addr` under the key of `tenant`:
+    /// sessions with it use that key. The same address under two keys is two peers.
     ///
     /// # Errors
     /// As there; [`Error::Invalid`]: no such tenant's key is listed.
@@ -152,7 +153,7 @@ impl Sessions<'_> {
             }
         };
         let known = self.peers[p].inc;
-        // This node's own life is known, whatever an address of its station says.
+        // This node's own incarnation is known, whatever an address of its station names.
         let is_own = addr.station == self.port.station;
         if addr.incarnation != 0 && known != addr.incarnation && !is_own {
             if known != 0 {
@@ -162,17 +163,17 @@ impl Sessions<'_> {
             self.peers[p].closed_epoch = 0;
         }
         let peer = &mut self.peers[p];
-        // Operations to the life that an OPEN claimed end with it from now on.
+        // Operations to the incarnation that an OPEN claimed end with it from now on.
         peer.is_life_claimed &= addr.incarnation == 0;
-        // Of several indices of an endpoint the newest is reported as the source.
+        // If an endpoint has several indices, the newest is reported as the source.
         (peer.av_refs, peer.source) = (peer.av_refs + 1, SourceName::UNKNOWN);
         let EpAddr { ep, incarnation, .. } = addr;
         let entry = AvEntry { peer: p, ep, rx_ctx: 0, incarnation };
         Ok(self.avs[av.0.idx()].av.insert(entry))
     }
 
-    /// The record of the peer at this station and of this tenant, created if there is none. `None`
-    /// if the table is full and none of the next `looks` records can be evicted.
+    /// The record of the peer with this station and tenant, created if there is none. `None` if the
+    /// table is full and none of the next `looks` records can be evicted.
     pub(crate) fn peer_of(
         &mut self,
         now: Instant,
@@ -186,7 +187,7 @@ impl Sessions<'_> {
         let mut peer = Peer::new(station, tenant, self.port.station, now);
         peer.last_rx = self.turn.polled_at;
         if self.peers.is_full() {
-            // Its slot is reused next, and its place in the queue for blocks with it.
+            // Its slot is reused next, with the slot's place in the queue for blocks.
             peer.wants_blocks = self.evict(now, looks)?;
         }
         let p = self.peers.alloc(peer)?;
@@ -200,12 +201,12 @@ impl Sessions<'_> {
         Some(p)
     }
 
-    /// Evicts one of the next `looks` peers, of those that no address names and no operation
-    /// involves: preferably one without an open session, then the one heard least recently. Returns
-    /// whether it stood in the queue for blocks, where its slot still stands.
+    /// Evicts one of the next `looks` peers that no address names and no operation involves:
+    /// preferably one without an open session, then the one least recently received from. Returns
+    /// whether its slot was, and still is, in the queue for blocks.
     ///
-    /// The table is full. An OPEN may cost a few looks but no walk over the table, or a flood of
-    /// OPENs would stall the node.
+    /// The table is full. An OPEN may cost the examination of a few records but no scan of the
+    /// table, or a flood of OPENs would stall the node.
     fn evict(&mut self, now: Instant, looks: usize) -> Option<bool> {
         let count = self.peers.capacity();
         let mut found = None;
@@ -229,7 +230,7 @@ impl Sessions<'_> {
 }
 
 impl Objects<'_> {
-    /// Whether peer `p` may reach endpoint `e`, which is open. Counts one that may not.
+    /// Whether peer `p` may reach endpoint `e`, which is open. Counts a refusal.
     #[inline]
     pub(super) fn may_reach(&mut self, p: PeerIdx, e: EpIdx) -> bool {
         !self.settings.inserted || self.is_inserted(p, e)
@@ -237,8 +238,8 @@ impl Objects<'_> {
 
     #[cold]
     fn is_inserted(&mut self, p: PeerIdx, e: EpIdx) -> bool {
-        // Who may reach an endpoint may reach its collective side, also before it has joined a
-        // group of that peer.
+        // A peer that may reach an endpoint may reach its collective side, also before the endpoint
+        // has joined a group of that peer.
         let owner = if self.coll.is_side(self.eps, e) {
             self.eps.slot(self.eps[e].number ^ super::ep::SIDE)
         } else {
@@ -270,7 +271,7 @@ impl Objects<'_> {
         Ok(())
     }
 
-    /// Removes an address. Operations on their way to it go on.
+    /// Removes an address. Operations to it that are under way go on.
     ///
     /// # Errors
     /// [`Error::Invalid`]: nothing is inserted under this index.
@@ -290,7 +291,7 @@ impl Objects<'_> {
     }
 
     /// Releases the references to peers that no posted receive names any more, and all but one to
-    /// each of the others: an address may come and go often while a receive names it.
+    /// each of the others: an address may be inserted and removed often while a receive names it.
     fn release_awaited(&mut self) {
         let Self { awaited, posted, peers, .. } = self;
         let mut named: Vec<PeerIdx> = posted.pool.iter().filter_map(|(_, r)| r.named()).collect();
@@ -307,7 +308,7 @@ impl Objects<'_> {
         });
     }
 
-    /// Closes a completion queue with what is in it.
+    /// Closes a completion queue and drops its entries.
     ///
     /// # Errors
     /// [`Error::Busy`]: an endpoint is bound to it. [`Error::BadFd`]: it was closed.
@@ -324,7 +325,7 @@ impl Objects<'_> {
     /// Closes a counter.
     ///
     /// # Errors
-    /// [`Error::Busy`]: an endpoint is bound to it, or work is under way that it will count.
+    /// [`Error::Busy`]: an endpoint is bound to it, or it will count an operation under way.
     /// [`Error::BadFd`]: it was closed.
     pub fn cntr_close(&mut self, cntr: CntrId) -> Result<()> {
         if self.cntr_in_use(cntr)? {
@@ -345,7 +346,7 @@ impl Objects<'_> {
         Ok(self.cntrs.cntr(cntr)?.bound > 0)
     }
 
-    /// Lets completions call an address by `user_id`, until it is removed.
+    /// Makes completions report an address as `user_id`, until it is removed.
     ///
     /// # Errors
     /// [`Error::Invalid`]: nothing is inserted under this index. [`Error::BadFd`]: it was closed.
@@ -359,8 +360,8 @@ impl Objects<'_> {
 }
 
 impl Control<'_> {
-    /// Whether inserting `addr` ends a session on a lossless path: frames of it may lie unread in
-    /// the port, and their senders may have been told of delivery.
+    /// Whether inserting `addr` ends a session on a lossless path: frames of it may be unread in
+    /// the port, and their senders may have completed their delivery.
     pub fn supersedes(&self, addr: &EpAddr) -> bool {
         let peer =
             self.by_station.get(self.peers, addr.station, Tenant::NONE).map(|p| &self.peers[p]);
@@ -369,8 +370,8 @@ impl Control<'_> {
         addr.incarnation != 0 && peer.is_some_and(ends)
     }
 
-    /// Makes room for `n` peers, as far as may be, and says whether there is more. Peers keep their
-    /// numbers.
+    /// Makes room for `n` peers, as far as the limit and memory allow, and returns whether room was
+    /// added. Peers keep their numbers.
     #[cold]
     fn enlarge(&mut self, n: usize) -> bool {
         let before = self.peers.capacity();
@@ -384,16 +385,16 @@ impl Control<'_> {
         true
     }
 
-    /// Notes the current life of a peer; 0 any.
+    /// Records the current incarnation of a peer; 0: any.
     pub(super) fn note_life(&mut self, p: PeerIdx, inc: u64) {
         let peer = &mut self.peers[p];
         let known = std::mem::replace(&mut peer.inc, inc);
-        // The next one that is named is not what the last OPEN claimed.
+        // An incarnation named from now on is not the one that the last OPEN claimed.
         peer.is_life_claimed &= inc != 0;
         if known != inc && !planted(Bug::SourceKept) {
             peer.source = SourceName::UNKNOWN;
         }
-        // While no life is known no cached route names one.
+        // While no incarnation is known no cached route names one.
         if known != 0 && known != inc {
             self.observed.losses.forget_peer(p);
             self.eps.forget_routes();

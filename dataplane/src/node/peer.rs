@@ -1,9 +1,9 @@
-//! What a node knows of another node, and the session with it.
+//! Record of a peer and of the session with it.
 //!
-//! A peer is a station and, where keys are of tenants, a key. It has at most one session at a time,
-//! named by an index and a generation that this side chose (`sid`) and by those that the other side
-//! chose (`remote_sid`). A session is set up by three packets: OPEN, OPEN with an echo, and any
-//! packet that names the echo's sender's sid; nothing that an application sent is in the first two,
+//! A peer is a station and, where keys belong to tenants, a key. It has at most one session at a
+//! time, named by an index and a generation that this end chose (`sid`) and by those that the other
+//! end chose (`remote_sid`). A session is set up by three packets: OPEN, OPEN with an echo, and any
+//! packet that names the sid of the echo's sender. The first two carry nothing of an application,
 //! so a stale OPEN can waste a record but not repeat a message. The states:
 //!
 //! | state | meaning | leaves by |
@@ -36,21 +36,21 @@ use crate::table::{Table, Vacant};
 use crate::types::{FiAddr, Instant, Tenant};
 use crate::wire::{BASE_LEN, Base, EagerMsg, FrameHead, PackOp, Ty};
 
-/// Packets received before an acknowledgement of their own leaves, on a lossy port and on one that
-/// loses nothing.
+/// Packets received before a separate acknowledgement is sent, on a lossy port and on a lossless
+/// one.
 pub(super) const ACK_EVERY: u8 = 16;
 pub(super) const ACK_EVERY_LOSSLESS: u8 = 128;
 
-/// Bits of a session name that are the peer's index; the rest is a generation.
+/// Bits of a sid that are the peer's index; the other bits are a generation.
 pub(crate) const SLOT_BITS: u32 = 20;
 
-/// Probes without an answer before a peer may be dead.
+/// Unanswered probes before a peer may be declared dead.
 pub(crate) const PROBES_MIN: u8 = 8;
 
-/// Credits given with an OPEN.
+/// Credits granted with an OPEN.
 pub(crate) const GRANT_FIRST: u32 = 16;
 
-/// Credits a busy peer may hold.
+/// Maximum credits of a busy peer.
 pub(crate) const GRANT_MAX: u32 = 4096;
 
 /// See the table above.
@@ -82,7 +82,7 @@ pub(crate) enum ReassemblyDst {
     Recv { recv: RecvIdx, base: u64 },
     /// Into an unexpected message.
     Store { msg: UnexpectedIdx },
-    /// Nowhere. For the sender it is taken.
+    /// Nowhere: dropped, but accepted as far as the sender knows.
     Nowhere,
 }
 
@@ -90,10 +90,12 @@ pub(crate) enum ReassemblyDst {
 pub(crate) type Peers = Table<Peer, Line, PeerIdx>;
 
 /// The address that a vector has for an endpoint of a peer, cached from the last look-up. Any
-/// change of the vector's entries for the peer, and another life of the peer, drops it.
+/// change of the vector's entries for the peer, and another incarnation of the peer, invalidates
+/// it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SourceName {
-    /// `NONE` if the vector does not have it, [`LONG`] if its name there is too long for this.
+    /// `NONE` if the vector lacks the endpoint, [`LONG`] if its address there does not fit this
+    /// field.
     addr: u32,
     ep: u16,
     av: u16,
@@ -109,11 +111,11 @@ impl Default for SourceName {
 }
 
 impl SourceName {
-    /// No vector has this number: a node has 1,024 of them.
+    /// No vector has this number: a node has at most 1,024 of them.
     pub(crate) const UNKNOWN: Self = Self { addr: NONE, ep: 0, av: u16::MAX };
 
-    /// What vector `at` calls endpoint `ep` of peer `p`, which lives as `inc`; `None` if it does
-    /// not have it.
+    /// The address in vector `at` of endpoint `ep` of peer `p` with incarnation `inc`; `None` if
+    /// the vector lacks it.
     #[inline(always)]
     pub(crate) fn of(
         &mut self,
@@ -137,7 +139,7 @@ impl SourceName {
         *self = Self { addr, ep, av: at.get() as u16 };
     }
 
-    /// A name of a user's that is longer than an index.
+    /// An address set by the user that is longer than an index.
     #[cold]
     fn long((at, av): (AvIdx, &Avs), (p, inc): (PeerIdx, u64), ep: u16) -> Option<FiAddr> {
         av[at].av.reverse(p, inc, ep)
@@ -145,130 +147,128 @@ impl SourceName {
 }
 
 /// One peer. `repr(C)`: the fields lie in the order of their declaration, sorted by cache line,
-/// since with many peers each record is found out of cache.
+/// since with many peers each record is out of cache when needed.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(crate) struct Peer {
-    // The first line, with the head of the slot: all that receiving a message on the fast path
-    // touches.
-    /// When the last packet of the peer arrived, or when we began to wait for it: the time of the
-    /// turn.
+    // First line, with the head of the slot: all that receiving a message on the fast path touches.
+    /// When the last packet of the peer arrived, or when this end began to wait for it: the time of
+    /// the turn.
     pub(crate) last_rx: Instant,
     /// The peer's address: see [`Station::word`].
     pub(crate) addr: u64,
-    /// The source address of the last message's sender.
+    /// Source address of the last received message.
     pub(crate) source: SourceName,
-    /// Our name for the session, 0 while idle.
+    /// The sid chosen by this end, 0 while idle.
     pub(crate) sid: u32,
-    /// The next packet in order.
+    /// PSN of the next packet in order.
     pub(crate) rcv_nxt: Psn,
-    /// Credits we granted.
+    /// Credits granted to the peer.
     pub(crate) granted: u32,
     /// Credits that the peer has used.
     pub(crate) consumed: u32,
-    /// The numbers of this node and of the peer in frames from it, in the lower and the upper half.
+    /// The numbers of this node (lower half) and of the peer (upper half) in frames from the peer.
     pub(crate) numbers: u32,
     /// Short tagged messages that may be received back to back without a check of this record. Any
-    /// other packet from the peer, or a change of its credit, sets it to 0.
+    /// other packet from the peer, and any change of its credit, sets it to 0.
     pub(crate) rx_quota: u16,
     /// Packets received since the last acknowledgement; saturates.
     pub(crate) owed: u8,
     /// [`fast_path`](Self::fast_path), and no packet before the next one in order is missing,
     /// refused or part of an unfinished message. [`note_order`](Self::note_order) sets it.
     pub(crate) in_order: bool,
-    /// The first two words of it end the line.
+    /// The first two words of this field end the line.
     pub(crate) snd: SendWindow,
 
-    // The second line: what sending a message on the fast path touches besides.
-    /// Their name for the session.
+    // Second line: what sending a message on the fast path touches besides.
+    /// The sid chosen by the peer.
     pub(crate) remote_sid: u32,
-    /// The life of the peer that the session is with, or that the application named; 0 any.
+    /// Incarnation of the peer in the session, or the one that the application named; 0: any.
     pub(crate) inc: u64,
-    /// Credits that we have used, of those that the peer granted.
+    /// Credits used, of those granted by the peer.
     pub(crate) credit_used: u32,
-    /// Most bytes after the Ethernet header that both ends take.
+    /// Longest frame that both ends accept, bytes after the Ethernet header.
     pub(crate) frame_max: u32,
     pub(crate) state: State,
     /// The session is open, and `Node::takes_fast_path` allows the fast path for it.
     pub(crate) fast_path: bool,
-    /// What the path to it promises.
+    /// Guarantees of the path to the peer.
     pub(crate) path: Path,
-    /// The next packet in order was refused for this reason and has to be replaced.
+    /// NACK reason of the next packet in order, which was refused and has to be replaced.
     pub(crate) refused: u8,
     /// [`is_steady`](Self::is_steady) was true when last evaluated, and nothing has happened since
     /// that would change it.
     pub(crate) steady: bool,
-    /// Stands in the queue of peers to be served.
+    /// Is in the queue of peers to be served.
     pub(crate) queued: bool,
-    /// Messages of one credit that may be sent on the fast path without a check of this record.
-    /// Whatever else is sent to the peer or queued for it sets it to 0.
+    /// Messages of one credit that may be sent on the fast path without a check of this record. Any
+    /// other packet sent to the peer or queued for it sets it to 0.
     pub(crate) tx_quota: u16,
 
-    // Lines three to five: what serving the peer touches if only an acknowledgement is due, or
-    // nothing.
-    /// When its timer fires at the latest; `u64::MAX` if none is armed.
+    // Lines three to five: what serving the peer touches if at most an acknowledgement is due.
+    /// Time of the peer's timer, which may fire earlier; `u64::MAX` if not armed.
     pub(crate) timer_at: Instant,
     /// Transmit requests not yet sent in full, in order.
     pub(crate) send_q: Queue<0, TxIdx>,
-    /// Transmit requests with bytes that the peer asked for.
+    /// Transmit requests with bytes that the peer pulls.
     pub(crate) rndv_data_q: Queue<0, TxIdx>,
     /// Pulls that have a PULL or an END to send.
     pub(crate) rndv_ctl_q: Queue<0, PullIdx>,
     /// Responses to the peer's one-sided operations that have packets to send.
     pub(crate) resp_q: Queue<0, ResponseIdx>,
-    /// The packet received last, and when, as [`ack_time`] says it.
+    /// The last packet received, and its time in units of [`ack_time`].
     pub(crate) rx_newest: Psn,
     pub(crate) rx_at: u32,
-    /// The last packet received that asked for an acknowledgement.
+    /// The last packet received with AR.
     pub(crate) ar_psn: Psn,
-    /// The refusal of the next packet.
+    /// NACK for the next packet.
     pub(crate) nack: Nack,
-    /// Credits the peer should hold, at most [`GRANT_MAX`].
+    /// Credits that the peer should hold, at most [`GRANT_MAX`].
     pub(crate) target: u16,
     /// Number of the next one-sided operation to the peer.
     pub(crate) rma_seq: u16,
     /// Responses to the peer's one-sided operations, those in flight included.
     pub(crate) responses: u16,
-    /// Answers that we wait for: one for each operation of the fast path, and one for each other
-    /// packet of an atomic operation.
+    /// Outstanding answers of the peer: one for each operation of the fast path, and one for each
+    /// other packet of an atomic operation.
     pub(crate) answers: u8,
-    /// Those of `answers` that are of atomic packets of the slow path.
+    /// The part of `answers` for atomic packets of the slow path.
     pub(crate) long_answers: u8,
     /// An acknowledgement must go out in this turn.
     pub(crate) ack_now: bool,
-    /// An acknowledgement that is asked for leaves in the turn that received the packet. False
-    /// while the program is known to send something at once, which carries it.
+    /// A requested acknowledgement leaves in the turn that received the packet. False while the
+    /// program is known to send at once, which carries it.
     pub(crate) quick_ack: bool,
-    /// Probes without an answer; where the port tells presence, also those that were left out.
-    /// While there are any, the inlined receive functions are closed, since they do not reset this
-    /// count.
+    /// Unanswered probes; where the port tells presence, including skipped ones. While not 0 the
+    /// inlined receive functions are disabled, since they do not reset this count.
     pub(crate) probes: u8,
     /// Duplicates received since the last ACK packet.
     pub(crate) dups: u8,
-    /// The packet received last was a retransmission.
+    /// The last packet received was a retransmission.
     pub(crate) rx_resent: bool,
-    /// A packet came with a mark of congestion since the last ACK packet.
+    /// A packet arrived with a congestion mark since the last ACK packet.
     pub(crate) marked: bool,
-    /// The peer takes ACKs that say so.
+    /// The peer accepts ACKs that echo a mark.
     pub(crate) takes_echo: bool,
     pub(crate) has_nop_for: bool,
     /// An OPEN must go out in this turn.
     pub(crate) want_open: bool,
     /// PINGs that must go out in this turn; while the session opens, how often its OPEN is still
-    /// repeated before the peer is dead.
+    /// repeated before the peer is declared dead.
     pub(crate) pings: u8,
-    /// The packet that left last did not ask for an acknowledgement, and somebody waits for it.
+    /// The last packet sent had no AR, and a completion waits for its acknowledgement.
     pub(crate) unasked: bool,
-    /// It stands in the queue of peers that `unasked` is set for.
+    /// Is in the queue of peers with `unasked`.
     pub(crate) is_listed_unasked: bool,
-    /// A NOP must go out, so that the receiver of an unfinished message learns that it ends there.
+    /// A NOP must go out, so that the receiver of an unfinished message learns that no more
+    /// follows.
     pub(crate) want_nop: bool,
     pub(crate) rcv: RcvBitmap,
     /// When the last probe or OPEN went out.
     pub(crate) probe_at: Instant,
     /// The message of which some segments have arrived.
     pub(crate) reassembly: ReassemblyIdx,
-    /// Messages of collectives that we wait for.
+    /// Messages of collectives awaited from the peer.
     pub(crate) coll_waits: u32,
     /// All transmit requests to this peer, in the order of their posting.
     pub(crate) wrs: List<1, u32, TxIdx>,
@@ -280,56 +280,57 @@ pub(crate) struct Peer {
     /// Packets that arrived out of order and wait for an earlier one.
     pub(crate) reorder_buf: List<0, u32, OooIdx>,
 
-    // The rest is cold.
-    /// Bytes that the peer's unfinished write or atomic operation has written so far, and above
-    /// [`WRITTEN_BITS`](Self::WRITTEN_BITS) its sequence number.
+    // The following fields are cold.
+    /// Bytes written so far by the peer's unfinished write or atomic operation and, above
+    /// [`WRITTEN_BITS`](Self::WRITTEN_BITS), its sequence number.
     pub(crate) written: u64,
-    /// When the oldest packet in flight was sent, or the last progress was made.
+    /// When the oldest packet in flight was sent, or of the last progress.
     pub(crate) progress_at: Instant,
-    /// When packets that were overtaken are declared lost; 0 if none was.
+    /// When reordered packets that are missing are declared lost; 0 if none is missing.
     pub(crate) reorder_at: Instant,
-    /// The pulls that wait for room in the pull window, in the order in which they may ask.
+    /// The pulls that wait for room in the pull window, in the order in which they will be served.
     pub(crate) pull_wait: Queue<2, PullIdx>,
     /// The PSN of a refused packet without a record, if [`has_nop_for`](Self::has_nop_for): a NOP
     /// with that PSN must go out.
     pub(crate) nop_for: Psn,
-    /// The packet that asked for credit, if [`has_asked`](Self::has_asked).
+    /// The packet that requested credit, if [`has_asked`](Self::has_asked).
     pub(crate) asked_at: Psn,
     pub(crate) epoch: u32,
     pub(crate) peer_epoch: u32,
-    /// Epochs up to this one of `inc` are over.
+    /// Epochs of `inc` up to this one have ended.
     pub(crate) closed_epoch: u32,
     /// Address vector entries that name this peer.
     pub(crate) av_refs: u32,
     /// Unexpected messages of this peer.
     pub(crate) unexpected: u32,
-    /// Bytes that pulls from this peer have asked for and not received.
+    /// Bytes requested by pulls from this peer and not received.
     pub(crate) pull_out: u32,
     pub(crate) rtt: Rtt,
-    /// Reads on the slow path that have bytes missing.
+    /// Reads on the slow path with missing bytes.
     pub(crate) reads: u8,
-    /// Timeouts in a row; while nothing is in flight, PINGs in a row that brought no credit.
+    /// Consecutive timeouts; while nothing is in flight, consecutive PINGs that brought no credit.
     pub(crate) backoff: u8,
-    /// The tail probe of this flight is out.
+    /// The tail probe of this flight was sent.
     pub(crate) probed: bool,
-    /// It stands in the queue of peers that wait for free blocks.
+    /// Is in the queue of peers that wait for free blocks.
     pub(crate) wants_blocks: bool,
-    /// Stands in the queue of peers that have pulls waiting.
+    /// Is in the queue of peers with waiting pulls.
     pub(crate) in_pull_queue: bool,
-    /// Credit was asked for, and none of it was used since.
+    /// Credit was requested, and none of it was used since.
     pub(crate) has_asked: bool,
-    /// Its frames are shorter than both ends accept: longer ones are searched for.
+    /// Its frames are shorter than both ends accept: a search for the longest that passes is under
+    /// way.
     pub(crate) searches: bool,
-    /// The session is wanted here: OPEN is repeated until it is open.
+    /// This end wants the session: its OPEN is repeated until the session is open.
     pub(crate) opens: bool,
-    /// [`inc`](Self::inc) is known from an OPEN alone that anybody can have sent.
+    /// [`inc`](Self::inc) is known only from an OPEN that any station can have sent.
     pub(crate) is_life_claimed: bool,
-    /// Whose key sessions with it are under.
+    /// The tenant whose key sessions with the peer use.
     pub(crate) tenant: Tenant,
-    /// Most bytes after the Ethernet header that both ends of the open session accept, whatever the
-    /// path carries; 0 in the session with ourselves.
+    /// Longest frame that both ends of the open session accept, bytes after the Ethernet header,
+    /// whatever the path carries; 0 in the session with this node itself.
     pub(crate) frame_most: u16,
-    /// Credit used by the packet that was refused, whose sender may not know it.
+    /// Credit used by the refused packet, which its sender may not know of.
     pub(crate) refused_units: u16,
 }
 
@@ -350,28 +351,28 @@ const _: () = {
     assert!(Peers::SLOT_LEN <= 384, "a session has half a kilobyte, with its share of the tables");
 };
 
-/// How and when a NACK is sent. Packed, so that its neighbours share a line.
+/// Whether and when a NACK is sent. Packed, so that it shares a cache line with its neighbours.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C, packed(2))]
 pub(crate) struct Nack {
     /// A NACK must go out.
     pub(crate) want: bool,
-    /// Packets in a row whose key no region has.
+    /// Consecutive packets whose key no region has.
     bad_keys: u8,
-    /// If that is more than [`BAD_KEYS_MAX`], the NACK waits until then, in units of
+    /// If `bad_keys` exceeds [`BAD_KEYS_MAX`], the NACK waits until this time, in units of
     /// 2^[`NACK_UNIT_BITS`] ns.
     after: u32,
 }
 
-/// Wrong keys in a row after which each further NACK waits a millisecond: a guard against guessing
-/// keys.
+/// Consecutive wrong keys after which each further NACK is delayed by a millisecond: a guard
+/// against guessing keys.
 const BAD_KEYS_MAX: u8 = 64;
 
 /// Shift from nanoseconds to units of 131 us; eight of them are a millisecond.
 const NACK_UNIT_BITS: u32 = 17;
 
 impl Nack {
-    /// Notes whether a packet's key was wrong (`bad`).
+    /// Records whether a packet's key was wrong (`bad`).
     #[inline]
     pub(crate) fn note_key(&mut self, now: Instant, bad: bool) {
         if !bad {
@@ -387,7 +388,7 @@ impl Nack {
         self.want && self.waits(now).is_none()
     }
 
-    /// Until when a NACK that must go out has to wait; `None` if it need not.
+    /// Until when a pending NACK is delayed; `None` if it is not.
     pub(crate) fn waits(&self, now: Instant) -> Option<Instant> {
         if !self.want || self.bad_keys <= BAD_KEYS_MAX {
             return None;
@@ -399,7 +400,7 @@ impl Nack {
 }
 
 impl Vacant for Peer {
-    /// Closed for the fast path in both directions.
+    /// Disabled for the fast path in both directions.
     fn vacant() -> Self {
         Self::default()
     }
@@ -418,7 +419,7 @@ impl Peer {
     /// Bits of [`written`](Self::written) that count bytes.
     pub(crate) const WRITTEN_BITS: u32 = 48;
 
-    /// One at `station` with the key of `tenant`, of the node at `own`.
+    /// A peer at `station` with the key of `tenant`, for the node at `own`.
     pub(crate) fn new(station: Station, tenant: Tenant, own: Station, now: Instant) -> Self {
         Self {
             addr: station.word(),
@@ -439,26 +440,26 @@ impl Peer {
         Station::from_word(self.addr)
     }
 
-    /// What tells it from other peers.
+    /// Identity of the peer: its station and tenant.
     pub(crate) fn who(&self) -> (Station, Tenant) {
         (self.station(), self.tenant)
     }
 
-    /// What names the session with it among those with keys.
+    /// Name of the session among the sealed ones.
     pub(crate) fn session(&self) -> (u64, u32) {
         (self.addr, self.remote_sid)
     }
 
-    /// Its endpoint `ep`, as the sender of a message, where `p` is the number of the peer.
+    /// Its endpoint `ep` as the source of a message; `p` is the number of the peer.
     #[inline(always)]
     pub(crate) fn src(&self, p: PeerIdx, ep: u16) -> Src {
         Src::of(p, ep).under(self.tenant)
     }
 
-    /// Whether a frame's addresses are those of the peer and of this node, whose own is `own`.
+    /// Whether a frame's addresses are those of the peer and of this node (`own`).
     #[inline(always)]
     pub(crate) fn is_from(&self, own: u64, head: &FrameHead) -> bool {
-        // The upper two bytes of the words are another field of the frame, or the number.
+        // The upper two bytes of the words hold another field of the frame, or the number.
         ((head.dst ^ own) | (head.src ^ self.addr)) << 16 == 0
             && head.numbers == u64::from(self.numbers)
     }
@@ -489,14 +490,13 @@ impl Peer {
         }
     }
 
-    /// The congestion window may have shrunk: the quota shrinks with it.
+    /// The congestion window may have shrunk: reduces the quota accordingly.
     #[inline]
     pub(crate) fn note_window(&mut self) {
         self.tx_quota = self.tx_quota.min(self.snd.room() as u16);
     }
 
-    /// A packet has gone out and carried the acknowledgement of everything received, if no packet
-    /// is missing.
+    /// A packet was sent that acknowledges everything received, if no packet is missing.
     #[inline]
     pub(crate) fn carried_ack(&mut self) {
         if self.rcv.is_empty() {
@@ -504,16 +504,16 @@ impl Peer {
         }
     }
 
-    /// Numbers the packet that has just gone out.
+    /// Assigns the PSN of the packet that was just sent.
     #[inline(always)]
     pub(crate) fn number(&mut self, now: Instant) -> Psn {
         self.probe_from(now);
         self.snd.number()
     }
 
-    /// [`number`](Self::number) for a packet without a record, by a road on which the clock was not
-    /// read: `turn` is the time of this turn. False, and nothing has happened, if the clock must be
-    /// read, since [the peer's silence counts](Self::begins_to_wait) from now.
+    /// As [`number`](Self::number), for a packet without a record on a path that does not read the
+    /// clock: `turn` is the time of this turn. False, and nothing has happened, if the clock must
+    /// be read, since [the peer's silence counts](Self::begins_to_wait) from now.
     #[inline(always)]
     pub(super) fn number_by_turn(&mut self, turn: Instant) -> bool {
         if self.begins_to_wait(turn) {
@@ -523,8 +523,9 @@ impl Peer {
         true
     }
 
-    /// Numbers the packet that has just gone out and records it for retransmission. Returns the
-    /// record that `made` makes with the number. The caller has seen that one is free.
+    /// Assigns the PSN of the packet that was just sent and records the packet for retransmission.
+    /// Returns the record that `made` makes with the PSN. The caller has checked that a record is
+    /// free.
     #[inline(always)]
     pub(crate) fn number_and_keep(
         &mut self,
@@ -540,13 +541,13 @@ impl Peer {
         self.snd.keep(pool, made(psn))
     }
 
-    /// Its slot, while a session with it is open.
+    /// The slot of the peer, while a session with it is open.
     #[inline(always)]
     pub(crate) fn slot(&self) -> PeerIdx {
         slot_of(self.sid)
     }
 
-    /// Starts a flight: a packet goes out and none was in flight.
+    /// Starts a flight: a packet is sent and none was in flight.
     #[inline]
     pub(crate) fn begin_flight(&mut self, now: Instant) {
         self.progress_at = now;
@@ -560,15 +561,15 @@ impl Peer {
         self.snd.is_empty() && !self.send_q.is_empty()
     }
 
-    /// Whether the silence of the peer counts from a packet that is sent now without a record, so
-    /// that the clock must be read. Silence of a peer that was heard in this `turn` counts from the
+    /// Whether the silence of the peer counts from a packet sent now without a record, so that the
+    /// clock must be read. If a packet of the peer arrived in this `turn`, silence counts from the
     /// turn.
     #[inline(always)]
     pub(super) fn begins_to_wait(&self, turn: Instant) -> bool {
         self.snd.in_flight() == 0 && self.last_rx != turn || self.timer_at == Instant(u64::MAX)
     }
 
-    /// A packet is sent. If it opens a flight, the peer is probed when it has been silent since
+    /// A packet is sent. If it starts a flight, the peer is probed once it has been silent since
     /// `now`.
     #[inline(always)]
     fn probe_from(&mut self, now: Instant) {
@@ -577,10 +578,10 @@ impl Peer {
         }
     }
 
-    /// Negation of [`begins_to_wait`](Self::begins_to_wait): the timer runs and the peer was heard
-    /// in this turn, so no clock is read. Restarts the probe interval if the packet opens a flight,
-    /// as [`probe_from`](Self::probe_from) does. (Harmless if the packet does not leave: with
-    /// nothing in flight the peer was heard just now.)
+    /// Negation of [`begins_to_wait`](Self::begins_to_wait): the timer is armed and a packet of the
+    /// peer arrived in this turn, so the clock is not read. Restarts the probe interval if the
+    /// packet starts a flight, as [`probe_from`](Self::probe_from) does. (Harmless if the packet
+    /// does not leave: with nothing in flight, a packet of the peer arrived in this turn.)
     #[inline(always)]
     pub(super) fn needs_no_clock(&mut self, turn: Instant) -> bool {
         if self.snd.in_flight() == 0 {
@@ -600,14 +601,14 @@ impl Peer {
         }
     }
 
-    /// Whether one more packet of a lossless path may come before any is acknowledged.
+    /// Whether one more packet of a lossless path may arrive before any is acknowledged.
     #[inline(always)]
     pub(super) fn may_owe_ack(&self) -> bool {
         self.owed < ACK_EVERY_LOSSLESS - 1
     }
 
-    /// Notes that one more packet of a lossless path is to be acknowledged. True: that makes enough
-    /// of them, and the caller [queues](super::Due::make_ready) the peer.
+    /// Counts one more packet of a lossless path to acknowledge. True if an acknowledgement has
+    /// become due: the caller [queues](super::Due::make_ready) the peer.
     #[inline(always)]
     pub(super) fn owe_ack_lossless(&mut self) -> bool {
         self.rx_quota = self.rx_quota.saturating_sub(1);
@@ -620,7 +621,7 @@ impl Peer {
         cold(true)
     }
 
-    /// Longest message that fits in one frame, whatever stands beside it, bytes.
+    /// Longest message that fits in one frame together with any optional header, bytes.
     pub(crate) fn eager_room(&self) -> usize {
         self.path.room(self.frame_max, EagerMsg::LEN_MAX - BASE_LEN)
     }
@@ -634,26 +635,26 @@ impl Peer {
         {
             return 0;
         }
-        // On a lossless path congestion leaves at least the window. One place is left free for an
+        // On a lossless path congestion leaves at least the window. One place is reserved for an
         // answer that is sent when nothing is in flight, which is not counted here.
         let window = self.snd.limit() - self.snd.in_flight().max(1);
         self.credits().min(self.snd.room()).min(window) as u16
     }
 
-    /// Whether the packet that arrived last asked for an acknowledgement.
+    /// Whether the last packet that arrived had AR.
     #[inline(always)]
     pub(crate) fn has_asked_last(&self) -> bool {
         self.ar_psn == self.rx_newest
     }
 
-    /// Notes which packet has just arrived.
+    /// Records which packet has just arrived.
     #[inline]
     pub(crate) fn note_arrival(&mut self, now: Instant, psn: Psn, resent: bool) {
         (self.rx_newest, self.rx_at, self.rx_resent) = (psn, ack_time(now), resent);
     }
 
-    /// Counts off `n` answers to packets of the slow path, at most as many as are missing. Those of
-    /// the fast path are counted off one by one.
+    /// Counts `n` answers to packets of the slow path, at most as many as are outstanding. Answers
+    /// of the fast path are counted one by one.
     pub(crate) fn answered(&mut self, n: u16) {
         let n = u16::from(self.long_answers).min(n) as u8;
         (self.answers, self.long_answers) = (self.answers - n, self.long_answers - n);
@@ -664,7 +665,7 @@ impl Peer {
         self.answers - self.long_answers
     }
 
-    /// Whether anything is queued to be sent, for lack of room, credit or an answer.
+    /// Whether anything is queued for sending, for lack of room, credit or an answer.
     #[inline(always)]
     pub(crate) fn has_queued(&self) -> bool {
         // The head of an empty list has all bits set.
@@ -691,13 +692,13 @@ impl Peer {
         self.granted.wrapping_sub(self.consumed)
     }
 
-    /// A PING must go out in this turn.
+    /// Requests a PING in this turn.
     pub(crate) fn ask(&mut self) {
         self.pings = self.pings.max(1);
     }
 
-    /// Whether the peer was probed often enough to be dead if it does not answer: an opening
-    /// session by two OPENs after the first, an open one by [`PROBES_MIN`] probes.
+    /// Whether the peer was probed often enough to be declared dead if it does not answer: an
+    /// opening session by two OPENs after the first, an open one by [`PROBES_MIN`] probes.
     pub(crate) fn was_asked(&self) -> bool {
         match self.state {
             State::Open => self.probes >= PROBES_MIN,
@@ -705,7 +706,7 @@ impl Peer {
         }
     }
 
-    /// Whether the peer owes us something, so that its silence counts.
+    /// Whether the peer owes an answer, so that its silence counts.
     pub(crate) fn owes(&self) -> bool {
         match self.state {
             State::Idle => false,
@@ -720,15 +721,16 @@ impl Peer {
                     || !self.pulls.is_empty()
                     || self.reassembly != ReassemblyIdx::NONE
                     || !self.reorder_buf.is_empty()
-                    // Responses that cannot be sent: if the peer is gone they would stay for ever.
+                    // Responses that cannot be sent: without a verdict on the peer they would stay
+                    // for ever.
                     || self.responses > 0
                     || self.coll_waits > 0
             }
         }
     }
 
-    /// An operation starts to wait for the peer. If it is the first, the peer's silence counts from
-    /// now.
+    /// An operation starts to wait for the peer. If it is the first one, the peer's silence counts
+    /// from now.
     #[inline]
     pub(crate) fn begin_to_wait(&mut self, now: Instant) {
         if !self.owes() {
@@ -738,7 +740,7 @@ impl Peer {
         }
     }
 
-    /// Whether the session holds nothing, so that its record may be reused.
+    /// Whether the session holds no resources, so that its record may be reused.
     pub(crate) fn is_idle(&self) -> bool {
         self.wrs.is_empty()
             && self.fast_ops() == 0
@@ -751,7 +753,7 @@ impl Peer {
             && self.coll_waits == 0
     }
 
-    /// Whether the peer was asked for credit and has answered without granting enough.
+    /// Whether credit was requested and the peer has answered without granting enough.
     pub(super) fn credit_is_short(&self) -> bool {
         self.has_asked && self.snd.una.since(self.asked_at) > 0
     }
@@ -776,17 +778,17 @@ pub(crate) const fn ack_time(now: Instant) -> u32 {
     (now.0 / 64) as u32
 }
 
-/// The index in a session name.
+/// The peer index in a sid.
 pub(crate) const fn slot_of(sid: u32) -> PeerIdx {
     PeerIdx::of(sid & ((1 << SLOT_BITS) - 1))
 }
 
-/// The session name after `sid` for the same slot; never 0.
+/// The sid after `sid` for the same slot; never 0.
 pub(crate) const fn next_sid(slot: PeerIdx, generation: u32) -> u32 {
     slot.get() | (1 + generation % GENERATIONS) << SLOT_BITS
 }
 
-/// Generations of a slot before a name comes back. 0 is none of them, so that no name is 0.
+/// Generations of a slot before a sid repeats. Generation 0 is not used, so that no sid is 0.
 pub(crate) const GENERATIONS: u32 = (1 << (32 - SLOT_BITS)) - 1;
 
 const _: () = assert!(NONE > 1 << SLOT_BITS);

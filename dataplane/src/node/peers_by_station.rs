@@ -1,4 +1,4 @@
-//! The way from a station to the record of its peer.
+//! Index of peers by station.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -10,25 +10,25 @@ use crate::index::Index;
 use crate::plant::{Bug, planted};
 use crate::types::Tenant;
 
-/// The numbers of the peers in a table, by their stations and tenants.
+/// Peer numbers in the peer table by station and tenant.
 ///
 /// Senders choose their addresses, so the hash is keyed with a secret.
 #[derive(Debug)]
 pub(crate) struct PeersByStation {
     index: Index<PeerIdx>,
     keys: RandomState,
-    /// Where the search for a peer to forget goes on.
+    /// Slot at which the search for a peer to evict continues.
     pub(crate) evict_hand: u32,
 }
 
 impl PeersByStation {
-    /// Room for `n` peers, more only by [`enlarge`](Self::enlarge): memory is touched when they
-    /// come.
+    /// Room for `n` peers, more only by [`enlarge`](Self::enlarge). Memory is touched when peers
+    /// are added.
     pub(crate) fn with_capacity(n: usize) -> Self {
         Self { index: Index::with_capacity(n), keys: RandomState::new(), evict_hand: 0 }
     }
 
-    /// Room for `n` peers, those of `peers` among them.
+    /// Makes room for `n` peers, those of `peers` among them.
     pub(crate) fn enlarge(&mut self, peers: &Peers, n: usize) {
         let hash = |p: PeerIdx| self.keys.hash_one(key_of(&peers[p]));
         let mut index = Index::with_capacity(n);
@@ -36,20 +36,20 @@ impl PeersByStation {
         self.index = index;
     }
 
-    /// The peer that is this station, with the key of this tenant.
+    /// The peer with this station and this tenant's key.
     pub(crate) fn get(&self, peers: &Peers, station: Station, tenant: Tenant) -> Option<PeerIdx> {
         let wanted = key(station, tenant);
         let is_wanted = |p: PeerIdx| key_of(&peers[p]) == wanted;
         self.index.get(self.keys.hash_one(wanted), is_wanted)
     }
 
-    /// Notes peer `p`, the first that is its station.
+    /// Adds peer `p`, the first with its station.
     pub(crate) fn insert(&mut self, peers: &Peers, p: PeerIdx) {
         let hash = |p: PeerIdx| self.keys.hash_one(key_of(&peers[p]));
         self.index.insert(hash(p), p, hash);
     }
 
-    /// Forgets peer `p`.
+    /// Removes peer `p`.
     pub(crate) fn remove(&mut self, peers: &Peers, p: PeerIdx) {
         let hash = |p: PeerIdx| self.keys.hash_one(key_of(&peers[p]));
         self.index.remove(hash(p), p, hash);
