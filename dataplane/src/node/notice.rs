@@ -1,5 +1,5 @@
 //! Notices: events for an operator that no completion reports. The node keeps a few of them until
-//! its owner asks ([`Observed::notice`]); it writes no log itself.
+//! its owner reads them ([`Observed::notice`]); it writes no log itself.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -16,10 +16,10 @@ use crate::seal::{CertFault, Identity};
 use crate::types::Instant;
 use crate::wire::{self, Versions};
 
-/// Notices that a node keeps. More are counted ([`Notice::Missed`]).
+/// Number of notices that a node keeps. Further ones are only counted ([`Notice::Missed`]).
 const KEPT_MAX: usize = 64;
 
-/// Something that happened to a node, in the order in which it happened.
+/// An event in a node. Notices are in the order of the events.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
     /// A session ended.
@@ -32,15 +32,15 @@ pub enum Notice {
         theirs: u8,
     },
     /// A station has another key, or only one of the two nodes has a key. Reported once for each of
-    /// the first 64.
+    /// the first 64 stations.
     OtherKey {
         /// The station.
         station: Station,
         /// Both have a key.
         has_key: bool,
     },
-    /// The certificate of a station is refused. Reported once for each of the first 64, for which
-    /// no other notice about keys follows.
+    /// The certificate of a station is refused. Reported once for each of the first 64 stations; no
+    /// other notice about keys follows for them.
     BadCertificate {
         /// The station.
         station: Station,
@@ -59,15 +59,15 @@ pub enum Notice {
         most: u32,
     },
     /// A station announced a service of this node, at a host of this node. Reported once for each
-    /// of the first 16.
+    /// of the first 16 stations.
     NameTwice {
         /// The station.
         station: Station,
         /// The service.
         service: u16,
     },
-    /// A peer has this node's MAC, and they share no memory: another process behind this NIC, or a
-    /// host with the same address. Told once for each of the first 64.
+    /// A peer has this node's MAC, and the two share no memory: another process behind this NIC, or
+    /// a host with the same address. Reported once for each of the first 64 peers.
     SameMac {
         /// The peer.
         station: Station,
@@ -75,7 +75,7 @@ pub enum Notice {
     /// A service of this node is queried, and the names of this host may have changed: the query
     /// waits a moment for [`set_hosts`](super::Control::set_hosts). At most once a second.
     HostAsked,
-    /// This many notices were dropped after the ones before, for lack of room.
+    /// This many notices after the previous ones were dropped for lack of room.
     Missed(u32),
 }
 
@@ -90,8 +90,8 @@ pub enum EndReason {
     Died,
     /// The peer answers, but none of the requested data arrived for T_dead.
     NoProgress,
-    /// RST of the peer: it knows no such session (it restarted, or ended the session while we could
-    /// not hear it).
+    /// RST of the peer: it knows no such session (it restarted, or ended the session while this
+    /// node could not receive).
     Reset,
     /// RST of the peer: it closed the session.
     Closed,
@@ -99,12 +99,12 @@ pub enum EndReason {
     TakenForDead,
     /// RST of the peer: it supports these versions of the protocol.
     Version(Versions),
-    /// The peer has another key, and nothing authentic has come from it.
+    /// The peer has another key, and nothing authentic has arrived from it.
     OtherKey,
-    /// Only one of the two nodes has a key, and nothing authentic has come.
+    /// Only one of the two nodes has a key, and nothing authentic has arrived.
     NoKey,
     /// The peer answers, but a frame of this many bytes, Ethernet header included, has not reached
-    /// it for T_dead. 0 on a lossless port, where then the ring must be damaged.
+    /// it for T_dead. 0 on a lossless port, whose ring must be damaged then.
     Stuck(u32),
     /// The port has had no memory for the next frame to the peer for T_dead.
     Starved,
@@ -115,9 +115,9 @@ pub enum EndReason {
     Restarted,
     /// The application inserted the address of another incarnation.
     Superseded,
-    /// The table of peers was full, and this one was not in use.
+    /// The table of peers was full, and this one was idle.
     Evicted,
-    /// The peer had more under way than the protocol allows, or more than there is memory for.
+    /// The peer had more operations under way than the protocol allows or than there is memory for.
     Excess,
     /// This node is about to close.
     Left,
@@ -128,7 +128,7 @@ pub enum EndReason {
 }
 
 impl EndReason {
-    /// The error of the operations that the session ends with it.
+    /// The error with which operations end that the session ends.
     pub const fn error(self) -> Error {
         match self {
             Self::NoAnswer | Self::Silent | Self::Died | Self::NoProgress | Self::Stuck(_) => {
@@ -152,7 +152,7 @@ impl EndReason {
         }
     }
 
-    /// Whether the peer is told, by an RST.
+    /// Whether an RST is sent to the peer.
     pub const fn sends_rst(self) -> bool {
         matches!(
             self,
@@ -167,9 +167,9 @@ impl EndReason {
         )
     }
 
-    /// Whether messages may be lost with the session that the application believes sent: not if the
-    /// peer closed. After a restart the address names the incarnation, and posts to the earlier one
-    /// are refused.
+    /// Whether messages may be lost with the session that the application regards as sent: not if
+    /// the peer closed. After a restart the address names the incarnation, and posts to the earlier
+    /// one are refused.
     pub const fn is_loss(self) -> bool {
         matches!(
             self,
@@ -183,7 +183,7 @@ impl EndReason {
         )
     }
 
-    /// Whether no session opened, and none will before something changes at the peer or here.
+    /// Whether no session opened, and none will until a setting changes at the peer or here.
     pub const fn is_refusal(self) -> bool {
         matches!(
             self,
@@ -191,7 +191,7 @@ impl EndReason {
         )
     }
 
-    /// Whether it is a normal event: nothing is wrong unless an operation waited.
+    /// Whether the end is a normal event: nothing is wrong unless an operation waited.
     pub const fn is_orderly(self) -> bool {
         matches!(self, Self::Closed | Self::Superseded | Self::Evicted | Self::Left | Self::Dropped)
     }
@@ -257,7 +257,7 @@ pub struct SessionEnd {
     pub incarnation: u64,
     /// Why.
     pub reason: EndReason,
-    /// Whether both ends had agreed on the session, so that operations may have been executed.
+    /// Whether both ends had established the session, so that operations may have been executed.
     pub was_open: bool,
     /// Time since its first OPEN, nanoseconds.
     pub age_ns: u64,
@@ -278,9 +278,9 @@ pub struct Waited {
     /// Messages to be sent, or sent and not known to have arrived.
     pub sends: u32,
     /// Messages whose send was completed early (`fi_inject`, `FI_INJECT_COMPLETE`) and that may not
-    /// have arrived: nobody else is told of them.
+    /// have arrived: no completion reports them.
     pub told: u32,
-    /// Messages being received: announced and pulled, or of which some pieces are here.
+    /// Messages being received: announced and pulled, or partly arrived.
     pub receives: u32,
     /// Writes.
     pub writes: u32,
@@ -318,7 +318,7 @@ impl Waited {
 #[derive(Debug)]
 pub(crate) struct Notices {
     kept: VecDeque<Notice>,
-    /// Those for which there was no room behind them.
+    /// Notices dropped after those kept, for lack of room.
     missed: u32,
 }
 
@@ -338,7 +338,7 @@ impl Notices {
 }
 
 impl Observed {
-    /// Whether [`notice`](Self::notice) has something.
+    /// Whether [`notice`](Self::notice) would return one.
     #[inline(always)]
     pub fn has_notice(&self) -> bool {
         !self.notices.kept.is_empty()
@@ -349,14 +349,15 @@ impl Observed {
     pub fn notice(&mut self) -> Option<Notice> {
         let Notices { kept, missed } = &mut self.notices;
         let notice = kept.pop_front();
-        // Some are missed only while others are kept: whoever takes all of these comes here.
+        // Notices are dropped only while others are kept, so a caller that takes all of those gets
+        // here.
         if notice.is_none() && *missed > 0 {
             return Some(Notice::Missed(std::mem::take(missed)));
         }
         notice
     }
 
-    /// Keeps `notice` until somebody asks.
+    /// Keeps `notice` until the owner reads it.
     #[cold]
     pub(super) fn note(&mut self, notice: Notice) {
         self.notices.push(notice);
@@ -364,7 +365,7 @@ impl Observed {
 }
 
 impl Operations<'_> {
-    /// Notes that the session with `p` ends, before anything of it has been ended.
+    /// Records the end of the session with `p`, before any of its operations has been ended.
     #[cold]
     pub(super) fn note_end(&mut self, now: Instant, p: PeerIdx, reason: EndReason) {
         let peer = &self.objects.peers[p];
@@ -389,7 +390,7 @@ impl Operations<'_> {
         self.objects.observed.note(Notice::SessionEnded(end));
     }
 
-    /// What waits for `p`. Walks its operations.
+    /// The operations that wait for `p`. Iterates over all of them.
     fn waited(&self, p: PeerIdx) -> Waited {
         let peer = &self.objects.peers[p];
         let mut waited = Waited { collectives: peer.coll_waits, ..Waited::default() };
@@ -426,7 +427,7 @@ impl Operations<'_> {
         while at != PullIdx::NONE {
             let pull = &self.pulls[at];
             at = pull.of_peer.next;
-            // A read has a request of its own, and what has ended waits for nothing.
+            // A read has a request of its own, and an ended operation waits for nothing.
             waited.receives +=
                 u32::from(!pull.read && pull.recv != RecvIdx::NONE && pull.end.is_none());
         }

@@ -1,4 +1,4 @@
-//! Frames to this node itself: they leave and arrive without its port.
+//! Loopback: frames to this node itself do not pass its port.
 
 use std::collections::VecDeque;
 
@@ -11,14 +11,14 @@ use crate::idx::PeerIdx;
 use crate::types::Instant;
 use crate::wire::{self, BASE_LEN};
 
-/// Most frames that may be queued between two turns.
+/// Maximum number of frames queued between two turns.
 const LOOP_MAX: usize = 64;
 
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct SelfLoop {
     pub(super) queue: VecDeque<Vec<u8>>,
-    /// Buffers for more.
+    /// Free buffers.
     free: Vec<Vec<u8>>,
 }
 
@@ -39,7 +39,7 @@ impl Node {
         }
     }
 
-    /// Takes a frame of this node itself. It never was on a wire, so it is not sealed.
+    /// Processes a frame of this node to itself. It was never on a wire, so it is not sealed.
     fn on_self_loop_frame(&mut self, now: Instant, frame: &RxFrame<'_>) {
         if self.port.far.is_sealed() {
             self.counters.rx_frames += 1;

@@ -12,19 +12,19 @@ use crate::types::Instant;
 /// See the module.
 #[derive(Debug)]
 pub struct Observed {
-    /// What is counted of the peer in each slot.
+    /// Statistics of the peer in each slot.
     pub(super) tallies: Vec<Tally>,
     pub(super) notices: Notices,
     pub(super) failures: Failures,
     pub(super) losses: Losses,
-    /// How long round trips took, to all peers on lossy paths, as their acknowledgements tell.
+    /// Durations of round trips to all peers on lossy paths, measured by their acknowledgements.
     pub round_trips: RoundTrips,
-    /// Where frames claim to be from that were refused for their seal.
+    /// Source addresses claimed by frames that were refused for their seal.
     pub(super) claims: Claims,
 }
 
 impl Observed {
-    /// Room for `peer_max` peers: memory is touched when they come.
+    /// With room for `peer_max` peers. Memory is touched when peers are added.
     pub(super) fn new(peer_max: usize) -> Self {
         Self {
             tallies: Vec::with_capacity(peer_max),
@@ -37,16 +37,17 @@ impl Observed {
     }
 }
 
-/// Of one peer, since its session began.
+/// Statistics of one peer, since its session began.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Tally {
     /// When the session began: its first OPEN was sent or answered.
     pub(crate) begun: Instant,
-    /// Bytes of frames to it and from it, on a lossy port. (A lossless port counts them itself:
-    /// counting here would cost the fast path.)
+    /// Bytes of frames to the peer and from it, on a lossy port. (A lossless port counts them
+    /// itself: counting here would cost time on the fast path.)
     pub(crate) tx_bytes: u64,
     pub(crate) rx_bytes: u64,
-    /// The first packet to it and from it; of a session that is over, how many there were.
+    /// PSN of the first packet to the peer and from it; for an ended session the numbers of
+    /// packets.
     tx: u32,
     rx: u32,
     /// Packets sent again.
@@ -56,30 +57,30 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// Of a session that begins `now`, whose first packet is `first`.
+    /// For a session that begins `now`, whose first packet is `first`.
     pub(super) fn new(now: Instant, first: Psn) -> Self {
         Self { begun: now, tx: first.0, ..Self::default() }
     }
 
-    /// The first packet of the peer will be `first`.
+    /// Sets the PSN of the peer's first packet.
     pub(super) fn expect(&mut self, first: Psn) {
         self.rx = first.0;
     }
 
-    /// Packets each way, those to it first, modulo 2^32, if the next ones are `tx` and `rx`: what a
-    /// session numbers need not be counted.
+    /// Packets to the peer and from it, modulo 2^32, if `tx` and `rx` are the PSNs of the next
+    /// ones: PSNs make separate counters unnecessary.
     pub(super) fn packets(&self, tx: Psn, rx: Psn) -> (u64, u64) {
         (tx.0.wrapping_sub(self.tx).into(), rx.0.wrapping_sub(self.rx).into())
     }
 
-    /// The session is over; the next packets would have been `tx` and `rx`, if the peer ever told
+    /// Ends the session; `tx` and `rx` are the PSNs of the next packets, `rx` if the peer ever sent
     /// its first.
     pub(super) fn end(&mut self, tx: Psn, rx: Option<Psn>) {
         self.tx = tx.0.wrapping_sub(self.tx);
         self.rx = rx.map_or(0, |rx| rx.0.wrapping_sub(self.rx));
     }
 
-    /// As [`packets`](Self::packets), of a session that is over.
+    /// As [`packets`](Self::packets), for an ended session.
     pub(super) fn counted(&self) -> (u64, u64) {
         (self.tx.into(), self.rx.into())
     }
