@@ -1,8 +1,8 @@
 //! A node: the endpoints, queues, address vectors and peers of one domain, and the calls on them.
 //!
-//! Sans-IO. Its owner calls [`Node::on_frame`] with received frames, [`Node::transmit`] to send,
-//! and both again at [`Node::next_deadline`], each with the time. The poll loop in [`crate::poll`]
-//! does it with a port and a clock, the simulator with virtual ones.
+//! Sans-IO. The owner calls [`Node::on_frame`] with received frames, [`Node::transmit`] to send,
+//! and both again at [`Node::next_deadline`], each with the current time. The poll loop in
+//! [`crate::poll`] does so with a port and a clock, the simulator with virtual ones.
 
 mod acked;
 mod acks;
@@ -144,14 +144,14 @@ pub(crate) use turn::INBOX_BURSTS;
 pub use turn::Turn;
 pub use who::{HERES_MAX, Here, Names, QUESTIONS_MAX};
 
-/// Sizes and times of a node. All tables are sized by them when it is made; that of peers grows
-/// when the application inserts addresses.
+/// Sizes and times of a node. All tables get their sizes when the node is made; the table of peers
+/// grows when the application inserts addresses.
 #[derive(Clone, Debug)]
 pub struct NodeSettings {
     /// Incarnation: random number of this instance of the domain, 1 to [`INCARNATION_MAX`].
     pub incarnation: u64,
-    /// Seed of everything the node draws (first sequence numbers, session names). A live domain
-    /// takes it from the kernel, a simulation from its seed.
+    /// Seed of all random values of the node (first sequence numbers, sids). A domain takes it from
+    /// the kernel, a simulation from its own seed.
     pub seed: u64,
     /// Silence after which a peer that owes an answer is declared dead (T_dead), nanoseconds.
     /// Default 5 s; at least 100 ms. A dead peer's operations end within 1.1 times this.
@@ -159,15 +159,15 @@ pub struct NodeSettings {
     /// Longest message sent eagerly, bytes, in as many frames as it takes; at most 1 MiB. Default:
     /// 64 KiB where a frame holds 8 KiB, else 16 KiB.
     pub eager_max: Option<usize>,
-    /// Initial size of the table of peers. Default 4,096; a peer costs at most 512 bytes while
-    /// idle. Peers that were not inserted share it; of these, idle ones are evicted for new ones.
+    /// Initial size of the table of peers. Default 4,096; an idle peer costs at most 512 bytes.
+    /// Peers that were not inserted share it; idle ones of these are evicted for new ones.
     pub peer_max: usize,
     /// Limit to which `peer_max` grows when the application inserts more addresses, or [opens a
     /// vector](Sessions::av_open) for more; peers that were not inserted never enlarge it. Default
     /// 2^20, the largest possible.
     pub peer_limit: usize,
     /// Transmit operations in flight, all endpoints together, 1 to 2^24. Default 65,536. The tables
-    /// take address space; memory is what was in use at once.
+    /// reserve address space; they use as much memory as was ever in use at once.
     pub tx_wr_max: usize,
     /// Posted receives, all endpoints together, 1 to 2^24. Default 262,144. Memory as for
     /// `tx_wr_max`.
@@ -177,30 +177,29 @@ pub struct NodeSettings {
     pub unexpected_bytes: usize,
     /// Bytes of pulled messages in flight, all peers together. Default 4 MiB.
     pub pull_window: usize,
-    /// Packets in flight of a session on a path that may lose frames, each way, if the peer takes
-    /// as many. A power of two, 64 to 4,096; default 4,096.
+    /// Packets in flight of a session on a lossy path, in each direction, if the peer accepts as
+    /// many. A power of two, 64 to 4,096; default 4,096.
     pub window: u32,
     /// Memory regions registered at once. Default 65,536; 2^20 at most.
     pub mr_max: usize,
-    /// Whether frames carry a CRC32C trailer. Default: if the port is not lossless. The owner of
-    /// the port may know better (`Port::damages`).
+    /// Whether frames carry a CRC32C trailer. Default: if the port is lossy. The owner of the port
+    /// may know better (`Port::damages`).
     pub crc: Option<bool>,
-    /// Which algorithms collectives use. All members of a group must have the same: a join in which
-    /// they do not fails. Default: those that cost least by the ports of the members.
+    /// Algorithms of collectives. All members of a group must have the same, or a join fails.
+    /// Default: those that cost least on the ports of the members.
     pub coll: CollForce,
     /// How long a join waits for the other members, nanoseconds. Default 60 s.
     pub join_ns: u64,
-    /// Accepts sessions also from peers that do not name this incarnation, and so need to know only
-    /// the MAC. Default yes; an application's domain says no unless it is [reached by
+    /// Accepts sessions also from peers that do not name this incarnation, so that they need to
+    /// know the MAC only. Default yes; a domain of an application sets no unless it is [reached by
     /// name](Control::reach_by_name).
     pub by_name: bool,
     /// Only peers in an endpoint's address vector reach it, or a region through it. Default no.
-    /// Disables the fast path: the source of every packet is looked up.
+    /// Disables the fast path, as the source of every packet is looked up.
     pub inserted: bool,
-    /// The keys that frames are sealed with, on a port that may lose frames: only nodes with one of
-    /// these keys have sessions with this node. Default none: frames are neither authenticated nor
-    /// encrypted. Sessions through this machine's memory are never sealed. The node takes the keys
-    /// out of its settings.
+    /// The keys that seal frames on a lossy port: only nodes with one of these keys have sessions
+    /// with this node. Default none: frames are neither authenticated nor encrypted. Sessions
+    /// through this machine's memory are never sealed. The node takes the keys out of its settings.
     pub keys: Option<Keyring>,
     /// Whether the secrets of sessions are exported, so that recordings can be decrypted
     /// (`Openings::take_secrets`). Default no.
@@ -240,7 +239,7 @@ impl NodeSettings {
         Vec::<u8>::new().try_reserve_exact(largest).map_err(|_| Error::NoMem)
     }
 
-    /// [`check`](Self::check), and whether there is room and a certificate fits a frame of the
+    /// [`check`](Self::check), and whether there is room and a certificate fits into a frame of the
     /// port.
     fn check_on(&self, caps: &PortCaps) -> Result<&Self> {
         self.check()?;
@@ -250,8 +249,8 @@ impl NodeSettings {
     }
 
     /// Longest message sent eagerly in one frame, if the frame holds it, and in several, on a port
-    /// with this MTU. A rendezvous costs three frames and a round trip; an eager message 16 bytes
-    /// more in each frame.
+    /// with this MTU. A rendezvous costs three frames and a round trip; an eager message costs 16
+    /// bytes more in each frame.
     fn eager_max(&self, mtu: usize) -> [usize; 2] {
         let max = self.eager_max.unwrap_or(if mtu >= 8 << 10 { 64 << 10 } else { 16 << 10 });
         [max.max(4096), max]
@@ -317,17 +316,17 @@ pub struct SepId(pub(crate) Handle<SepIdx>);
 /// Attributes of an endpoint.
 #[derive(Clone, Copy, Debug)]
 pub struct EpAttr {
-    /// The number by which peers reach it; `None` takes the lowest free one.
+    /// The number by which peers address it; `None` takes the lowest free one.
     pub number: Option<u16>,
     /// Granted capabilities. Calls outside them are refused with `FI_EOPNOTSUPP`.
     pub caps: Caps,
-    /// Sends in flight at most; one more is `FI_EAGAIN`. Default 1,024.
+    /// Maximum sends in flight; one more is `FI_EAGAIN`. Default 1,024.
     pub tx_size: usize,
-    /// Receives posted at most. Default 4,096.
+    /// Maximum posted receives. Default 4,096.
     pub rx_size: usize,
-    /// Flags of transmit calls that take none.
+    /// Default flags of transmit calls without a flags argument.
     pub tx_op_flags: OpFlags,
-    /// Flags of receive calls that take none.
+    /// Default flags of receive calls without a flags argument.
     pub rx_op_flags: OpFlags,
     /// Announce unexpected messages by a completion instead of waiting for a receive
     /// (`FI_BUFFERED_RECV`).
@@ -357,21 +356,21 @@ pub enum MsgKind {
     Tagged,
 }
 
-/// A message to send. `buf` stays lent until the operation has completed, or, with
-/// [`OpFlags::INJECT`], until the call returns.
+/// A message to send. `buf` is lent until the operation has completed or, with [`OpFlags::INJECT`],
+/// until the call returns.
 #[derive(Debug)]
 pub struct SendReq {
-    /// Which matching.
+    /// Untagged or tagged.
     pub kind: MsgKind,
     /// The message.
     pub buf: IoBuf,
-    /// To whom.
+    /// The destination.
     pub dest: FiAddr,
     /// Tag; 0 for [`MsgKind::Msg`].
     pub tag: u64,
     /// Remote CQ data, sent if `flags` has `REMOTE_CQ_DATA`.
     pub data: u64,
-    /// Comes back in the completion.
+    /// Context, returned in the completion.
     pub context: u64,
     /// All flags of the operation: the caller has merged in the endpoint's default flags.
     pub flags: OpFlags,
@@ -379,21 +378,22 @@ pub struct SendReq {
     pub no_completion: bool,
 }
 
-/// A receive to post. `buf` stays lent until the operation has completed.
+/// A receive to post. `buf` is lent until the operation has completed.
 #[derive(Debug)]
 pub struct RecvReq {
-    /// Which matching.
+    /// Untagged or tagged.
     pub kind: MsgKind,
-    /// Where the message goes.
+    /// The buffer of the message.
     pub buf: IoBuf,
-    /// From whom; [`crate::types::FI_ADDR_UNSPEC`] for anybody. Ignored without
-    /// `FI_DIRECTED_RECV`, or for a tagged one `FI_TAGGED_DIRECTED_RECV`.
+    /// The source; [`crate::types::FI_ADDR_UNSPEC`] for any. Ignored without `FI_DIRECTED_RECV`, or
+    /// for a tagged receive `FI_TAGGED_DIRECTED_RECV`.
     pub src: FiAddr,
     /// Tag to match.
     pub tag: u64,
-    /// Bits of the tag that do not matter.
+    /// Bits of the tag that are ignored.
     pub ignore: u64,
-    /// Comes back in the completion. For `CLAIM` and `DISCARD` it names the announced message.
+    /// Context, returned in the completion. For `CLAIM` and `DISCARD` it names the announced
+    /// message.
     pub context: u64,
     /// All flags of the operation, as for [`SendReq::flags`].
     pub flags: OpFlags,
@@ -401,8 +401,8 @@ pub struct RecvReq {
 
 /// Accepts the frames that a node sends.
 pub trait FrameSink {
-    /// Whether the port behind the sink is lossless by its type: then the node, which was made for
-    /// it, need not [be asked](Node::is_lossless).
+    /// Whether the type of the port behind the sink is lossless: then the node, made for that port,
+    /// need not [be queried](Node::is_lossless).
     #[inline(always)]
     fn is_lossless(&self) -> bool {
         false
@@ -431,14 +431,13 @@ pub trait FrameSink {
         false
     }
 
-    /// [`send`](Self::send) for a frame that no other follows: a port that batches frames lets it
-    /// go.
+    /// [`send`](Self::send) for a frame that no other follows: a port that batches frames flushes.
     #[inline]
     fn send_alone(&mut self, frame: &TxFrame<'_>) -> Tx {
         self.send(frame)
     }
 
-    /// [`send_alone`](Self::send_alone) for a short frame, written in place if the port can do
+    /// [`send_alone`](Self::send_alone) for a short frame, written in place if the port supports
     /// that.
     #[inline]
     fn send_in_place<const H: usize>(&mut self, frame: &impl InPlaceFrame<H>) -> Tx
@@ -449,7 +448,7 @@ pub trait FrameSink {
     }
 
     /// [`send_alone`](Self::send_alone) for an eager message without a checksum, written in place
-    /// if the port can do that.
+    /// if the port supports that.
     #[inline]
     fn send_msg(&mut self, msg: &impl Message) -> Tx
     where
@@ -492,13 +491,13 @@ fn send_pieces(out: &mut impl FrameSink, head: &[u8], body: Body<'_>) -> Tx {
 /// A frame whose first `H` bytes are written field by field, followed by a few bytes or by part of
 /// the application's memory.
 pub trait InPlaceFrame<const H: usize> {
-    /// The destination, as [`Station::word`] has it.
+    /// The destination, as [`Station::word`].
     fn dst(&self) -> u64;
 
     /// Writes the first `H` bytes.
     fn put(&self, out: &mut impl HeadOut);
 
-    /// The bytes behind the head: none by default.
+    /// Bytes after the head: none by default.
     #[inline(always)]
     fn inline_bytes(&self) -> InlineBytes {
         InlineBytes::NONE
@@ -527,7 +526,7 @@ impl FrameSink for NoReply {
 
 /// A reader of queue `cq` that lends each entry to `put`.
 pub struct CqReader<'a, F> {
-    /// The queue, just found empty. (A reference, so that it occupies no register.)
+    /// The queue, found empty just before. (A reference, so that it occupies no register.)
     pub cq: &'a CqId,
     /// Takes an entry.
     pub put: F,
@@ -571,19 +570,19 @@ pub trait Message {
     /// The head of the frame.
     fn head(&self) -> FrameHead;
 
-    /// The checksum behind the payload, if it has one.
+    /// The checksum after the payload, if there is one.
     #[inline(always)]
     fn crc(&self) -> Option<u32> {
         None
     }
 
-    /// Whether it asks for an acknowledgement.
+    /// Whether it requests an acknowledgement (AR).
     fn ar(&self) -> bool;
 
     /// Its remote CQ data.
     fn imm(&self) -> Option<u64>;
 
-    /// What follows the head.
+    /// The part after the head.
     fn msg(&self) -> EagerMsg;
 
     /// Writes the bytes before the remote CQ data and the payload.
@@ -602,7 +601,7 @@ impl<F: FnMut(&TxFrame<'_>) -> Tx> FrameSink for F {
     }
 }
 
-/// A control packet to a node without a session: a finished frame.
+/// A control packet to a node without a session: a complete frame.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reply {
     pub(crate) bytes: [u8; Self::LEN],
@@ -610,10 +609,10 @@ pub(crate) struct Reply {
 }
 
 impl Reply {
-    /// The longest is an OPEN with a checksum.
+    /// Length of the longest, an OPEN with a checksum.
     pub(crate) const LEN: usize = wire::BASE_LEN + OpenOp::LEN + wire::TRAILER_LEN;
 
-    /// The packet of `base` and an operation header, without payload.
+    /// A packet of `base` and an operation header, without payload.
     fn new(base: &Base, op: &[u8]) -> Self {
         let mut reply = Self { bytes: [0; Self::LEN], len: wire::BASE_LEN + op.len() };
         let (head, rest) = reply.bytes.split_first_chunk_mut().expect("a reply holds a head");
@@ -627,7 +626,7 @@ impl Reply {
         reply
     }
 
-    /// The same, to be sealed under the key of `tenant`.
+    /// The same reply, to be sealed under the key of `tenant`.
     pub(crate) fn under(mut self, tenant: Tenant) -> Self {
         if tenant != Tenant::NONE {
             wire::sealed::set_tenant(&mut self.bytes, tenant);
@@ -659,20 +658,21 @@ impl Default for Replies {
     }
 }
 
-/// See the module. Its fields are its parts, which have methods of their own.
+/// See the module. The fields are parts with methods of their own.
 #[derive(Debug)]
 pub struct Node {
     pub(crate) settings: NodeSettings,
-    /// What it knows of its port.
+    /// Properties of its port.
     pub port: PortState,
-    /// Longest message that leaves in one frame unasked, if the frame holds it, and in several.
+    /// Longest eager message in one frame, if the frame holds it, and in several.
     eager_max: [usize; 2],
 
     pub(crate) peers: Peers,
     pub(crate) by_station: PeersByStation,
-    /// Peers whose address was removed while a posted receive names them: each holds a reference.
+    /// Peers whose address was removed while a posted receive names them: each entry holds a
+    /// reference.
     pub(crate) awaited: Vec<PeerIdx>,
-    /// Messages of which some segments have arrived, by
+    /// Partly arrived messages of several segments, by
     /// [`Peer::reassembly`](peer::Peer::reassembly). Grows if more peers send such messages at once
     /// than it has room for.
     pub(crate) reassemblies: Reassemblies,
@@ -689,66 +689,66 @@ pub struct Node {
     pub(crate) tx: TxWrs,
     /// Operations of the fast path in flight.
     fast_ops: Table<FastOp, (), FastOpIdx>,
-    /// Packets that may have to be sent again.
+    /// Packets kept for retransmission.
     pub(crate) sent: SentPool,
     bitmaps: BitmapPool,
     pub(crate) packs: Packs,
     pub(crate) posted: Receives,
     /// Messages without a receive.
     pub(crate) unexpected: UnexpectedPool<UnexpectedMsg>,
-    /// Where they are stored.
+    /// Memory of these messages.
     pub(crate) blocks: Blocks,
     /// Messages being pulled.
     pub(crate) pulls: Pulls,
     /// Its memory regions.
     pub mrs: Mrs,
-    /// Answers to reads and atomic operations.
+    /// Responses to reads and atomic operations.
     pub(crate) responses: Slab<Response, (), ResponseIdx>,
     /// Operands of the atomic operation being executed.
     pub(crate) scratch: Vec<u8>,
     target: fast_target::TargetCache,
     /// Spare buffers for long operands and old values.
     pub(crate) spare: Spare,
-    /// Packets that came early.
+    /// Packets that arrived early.
     pub(crate) reorder: Reorder,
-    /// Its groups, and calls of collectives.
+    /// Collective groups, and calls of collectives.
     pub coll: Coll,
 
     pub(crate) wheel: Wheel<PeerIdx>,
-    /// What may be left to do besides receiving.
+    /// Pending work besides receiving.
     pub(crate) due: Due,
     acks: acks::Acks,
     pub(crate) replies: Replies,
-    /// Its names, and its queries for those of others.
+    /// Its names, and its open name queries.
     pub names: Names,
-    /// The multicast groups that its endpoints are in.
+    /// The multicast groups that its endpoints have joined.
     pub groups: Multicast,
-    /// Frames to ourselves.
+    /// Frames of this node to itself.
     pub(crate) self_loop: SelfLoop,
 
     /// Sessions that are being opened, and the keys.
     pub openings: Openings,
     pub(crate) counters: NodeCounters,
-    /// What an operator and the application are told.
+    /// Statistics and notices for an operator and the application.
     pub observed: Observed,
     /// The turn of its loop.
     pub turn: Turn,
-    /// Credit used by the packet that was executed last, if it is a message that was refused.
+    /// Credit used by the packet executed last, if that is a message that was refused.
     pub(crate) refused_units: u32,
 }
 
-/// Bytes after the Ethernet header that a node sends at most on a port with `caps`.
+/// Most bytes after the Ethernet header that a node sends on a port with `caps`.
 fn usable_mtu(caps: &PortCaps) -> Result<usize> {
     let mtu = Some(caps.mtu).filter(|&mtu| mtu >= 256).ok_or(Error::MsgTooLong)?;
     Ok(usable(mtu))
 }
 
-/// Packets that are kept until they are acknowledged, all sessions together.
+/// Packets kept for retransmission, all sessions together.
 fn sent_max(s: &NodeSettings) -> usize {
     s.tx_wr_max * 4 + 4096
 }
 
-/// As much of `mtu` as a packet's length field can say.
+/// The part of `mtu` that a packet's length field can express.
 fn usable(mtu: usize) -> usize {
     mtu.min(usize::from(u16::MAX))
 }
@@ -763,7 +763,7 @@ impl Node {
     /// Largest number of peers a node can be set to.
     pub const PEER_MAX: usize = 1 << peer::SLOT_BITS;
 
-    /// Largest numbers of requests that a node can be set to: transmit operations, and receives.
+    /// Most requests that a node can be set to: transmit operations, and receives.
     pub const WR_MAX: usize = 1 << 24;
 
     /// Memory for unexpected messages that a node can be set to, bytes.
@@ -821,15 +821,15 @@ impl Node {
         })
     }
 
-    /// What the node was made with, but for its keys.
+    /// The settings of the node, without its keys.
     pub fn settings(&self) -> &NodeSettings {
         &self.settings
     }
 }
 
-/// The objects of the application, borrowed from a node: its endpoints with their receives and the
-/// messages that have none yet or are still arriving, its queues, counters, vectors and groups, and
-/// what is needed to tell them of an outcome. Nothing is sent.
+/// Objects of the application, borrowed from a node: endpoints with their receives and the messages
+/// without one or still arriving, completion queues, counters, address vectors and groups, and all
+/// that is needed to report an outcome. No method sends.
 #[derive(Debug)]
 pub struct Objects<'a> {
     settings: &'a NodeSettings,
@@ -844,16 +844,16 @@ pub struct Objects<'a> {
     reassemblies: &'a mut Reassemblies,
     refused_units: &'a mut u32,
     coll: &'a mut Coll,
-    /// Whom addresses, messages and outcomes are of.
+    /// Peers that addresses, messages and outcomes refer to.
     peers: &'a mut Peers,
     awaited: &'a mut Vec<PeerIdx>,
-    /// Notes what waits for room in a queue, and whom new credit is to be told.
+    /// Records completions that wait for room in a queue, and peers to be granted credit.
     due: &'a mut Due,
     observed: &'a mut Observed,
     counters: &'a mut NodeCounters,
 }
 
-/// The objects of a node, of which other parts are borrowed as well.
+/// The objects of a node other parts of which are borrowed as well.
 macro_rules! objects_of {
     ($node:ident) => {
         Objects {
@@ -878,7 +878,7 @@ macro_rules! objects_of {
     };
 }
 
-/// The target's side of a node, of which other parts are borrowed as well.
+/// The target side of a node other parts of which are borrowed as well.
 macro_rules! responder_of {
     ($node:ident) => {
         Responder {
@@ -894,7 +894,7 @@ macro_rules! responder_of {
     };
 }
 
-/// The operations of a node, of which other parts are borrowed as well.
+/// The operations of a node other parts of which are borrowed as well.
 macro_rules! operations_of {
     ($node:ident) => {
         Operations {
@@ -910,7 +910,7 @@ macro_rules! operations_of {
     };
 }
 
-/// The control plane of a node, of which other parts are borrowed as well.
+/// The control plane of a node other parts of which are borrowed as well.
 macro_rules! control_of {
     ($node:ident) => {
         Control {
@@ -941,35 +941,35 @@ impl Node {
     }
 }
 
-/// The target's side of one-sided operations, borrowed from a node: its regions, what peers do with
-/// them, and the answers that are owed. Nothing is sent.
+/// Target side of one-sided operations, borrowed from a node: its regions, the operations of peers
+/// on them, and the pending responses. No method sends.
 #[derive(Debug)]
 pub struct Responder<'a> {
-    /// Those that a region is reached through, and that are told.
+    /// Endpoints through which a region is reached, and to which operations are reported.
     objects: Objects<'a>,
     mrs: &'a mut Mrs,
     responses: &'a mut Slab<Response, (), ResponseIdx>,
     target: &'a mut fast_target::TargetCache,
     scratch: &'a mut Vec<u8>,
     spare: &'a mut Spare,
-    /// Answers in flight read regions.
+    /// Responses in flight read regions.
     sent: &'a mut SentPool,
     turn: &'a Turn,
 }
 
 impl Node {
-    /// The target's side of one-sided operations.
+    /// The target side of one-sided operations.
     #[inline(always)]
     pub fn responder(&mut self) -> Responder<'_> {
         responder_of!(self)
     }
 }
 
-/// The operations of a node, borrowed from it: its transmit requests, what it pulls and reads, and
-/// the objects that are told how they end. Nothing is sent.
+/// Operations of a node, borrowed from it: its transmit requests, pulls and reads, and the objects
+/// that their ends are reported to. No method sends.
 #[derive(Debug)]
 pub struct Operations<'a> {
-    /// Those that operations are of.
+    /// Endpoints of the operations.
     objects: Objects<'a>,
     tx: &'a mut TxWrs,
     fast_ops: &'a mut Table<FastOp, (), FastOpIdx>,
@@ -989,8 +989,8 @@ impl Node {
     }
 }
 
-/// What puts packets on the wire, borrowed from a node: they get their numbers, leave, and are
-/// recorded until they are acknowledged. No operation ends.
+/// Sender of packets, borrowed from a node: packets get their PSNs, are sent, and are recorded
+/// until they are acknowledged. No method ends an operation.
 #[derive(Debug)]
 pub(crate) struct Sending<'a> {
     port: &'a mut PortState,
@@ -998,13 +998,13 @@ pub(crate) struct Sending<'a> {
     sent: &'a mut SentPool,
     acks: &'a mut acks::Acks,
     turn: &'a Turn,
-    /// Whose requests and answers the packets are.
+    /// Requests and responses that packets belong to.
     tx: &'a mut TxWrs,
     responses: &'a Slab<Response, (), ResponseIdx>,
-    /// Where payload lies.
+    /// Memory of payloads.
     packs: &'a Packs,
     mrs: &'a Mrs,
-    /// Frames to ourselves.
+    /// Frames of this node to itself.
     self_loop: &'a mut SelfLoop,
     due: &'a mut Due,
     observed: &'a mut Observed,
@@ -1012,7 +1012,7 @@ pub(crate) struct Sending<'a> {
 }
 
 impl Node {
-    /// The packets to send.
+    /// The sender of packets.
     #[inline(always)]
     pub(crate) fn sending(&mut self) -> Sending<'_> {
         let Self { port, peers, sent, acks, turn, tx, responses, packs, mrs, .. } = self;
@@ -1035,8 +1035,8 @@ impl Node {
     }
 }
 
-/// The control plane, borrowed from a node: the sessions and how they begin, what is answered to
-/// stations that have none, and timers. No operation begins or ends.
+/// Control plane, borrowed from a node: sessions and their opening, replies to stations without a
+/// session, and timers. No operation begins or ends.
 #[derive(Debug)]
 pub struct Control<'a> {
     settings: &'a mut NodeSettings,
@@ -1044,11 +1044,11 @@ pub struct Control<'a> {
     peers: &'a mut Peers,
     by_station: &'a mut PeersByStation,
     openings: &'a mut Openings,
-    /// The credit that a session begins with.
+    /// The first credit of a session.
     blocks: &'a mut Blocks,
-    /// Packets in flight, which timers count as lost.
+    /// Packets in flight, which timers declare lost.
     sent: &'a mut SentPool,
-    /// Endpoints remember sessions as routes.
+    /// Endpoints cache sessions as routes.
     eps: &'a mut Eps,
     turn: &'a mut Turn,
     wheel: &'a mut Wheel<PeerIdx>,
@@ -1067,9 +1067,9 @@ impl Node {
     }
 }
 
-/// The sessions of a node and all that ends with them, borrowed from it: operations, answers,
-/// receives from one peer, calls of collectives. What can end a session is done here; nothing is
-/// sent.
+/// Sessions of a node and all that ends with them, borrowed from it: operations, responses,
+/// receives from one peer, calls of collectives. Everything that can end a session is here. No
+/// method sends.
 #[derive(Debug)]
 pub struct Sessions<'a> {
     settings: &'a mut NodeSettings,
@@ -1108,7 +1108,7 @@ pub struct Sessions<'a> {
     refused_units: &'a mut u32,
 }
 
-/// The sessions of a node, of which other parts are borrowed as well.
+/// The sessions of a node other parts of which are borrowed as well.
 macro_rules! sessions_of {
     ($node:ident) => {
         Sessions {
@@ -1165,7 +1165,7 @@ impl Sessions<'_> {
         objects_of!(self)
     }
 
-    /// The target's side of one-sided operations.
+    /// The target side of one-sided operations.
     #[inline(always)]
     fn responder(&mut self) -> Responder<'_> {
         responder_of!(self)
@@ -1184,24 +1184,24 @@ impl Sessions<'_> {
     }
 }
 
-/// What receives a message, borrowed from a node: posted receives, messages without one, those that
-/// are still arriving, and pulls. It has the sessions, as that of a peer ends which has announced
-/// more than there is memory for.
+/// Receiver of messages, borrowed from a node: posted receives, messages without one, messages
+/// still arriving, and pulls. It holds the sessions, since it ends that of a peer which has
+/// announced more than there is memory for.
 #[derive(Debug)]
 pub struct Receiving<'a> {
     sessions: Sessions<'a>,
 }
 
 impl Node {
-    /// What receives messages.
+    /// The receiver of messages.
     #[inline(always)]
     pub fn receiving(&mut self) -> Receiving<'_> {
         Receiving { sessions: sessions_of!(self) }
     }
 }
 
-/// What posts an operation, borrowed from a node: it is queued for its peer, with whom a session is
-/// opened if there is none, or for a multicast group. Nothing is sent.
+/// Posting of operations, borrowed from a node: an operation is queued for its peer, with which a
+/// session is opened if there is none, or for a multicast group. No method sends.
 #[derive(Debug)]
 pub struct Posting<'a> {
     sessions: Sessions<'a>,
@@ -1209,7 +1209,7 @@ pub struct Posting<'a> {
 }
 
 impl Node {
-    /// What posts operations.
+    /// The posting of operations.
     #[inline(always)]
     pub fn posting(&mut self) -> Posting<'_> {
         Posting { sessions: sessions_of!(self), groups: &mut self.groups }

@@ -1,4 +1,4 @@
-//! What a node counts, and how full its tables are.
+//! Counters of a node, and levels of its tables.
 
 use barewire_driver::port::Station;
 
@@ -14,8 +14,7 @@ use crate::rel::psn::Psn;
 use crate::types::Instant;
 use crate::wire::WireError;
 
-/// Everything that happened in a node since it was made. Every frame that was not used has its
-/// cause here.
+/// Counters of a node since it was made. Every frame that was not used is counted under its cause.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeCounters {
     /// Frames given to the node.
@@ -27,117 +26,117 @@ pub struct NodeCounters {
     /// Frames without the checksum that this node demands.
     pub rx_no_crc: u64,
     /// Frames of a near session, or OPENs of one, that did not come through memory, and OPENs that
-    /// did and say otherwise.
+    /// came through memory and claim otherwise.
     pub rx_not_near: u64,
-    /// Frames that are not sealed, where this node has a key.
+    /// Frames that are not sealed, received by a node with a key.
     pub rx_clear: u64,
-    /// Sealed frames whose tag is not that of who has the key.
+    /// Sealed frames whose tag does not verify under any key.
     pub rx_forged: u64,
-    /// Sealed frames that came before, or so late that it is not known.
+    /// Sealed frames that were received before, or that are too old to tell.
     pub rx_replayed: u64,
-    /// Certificates of peers that have expired or are not valid yet.
+    /// Peer certificates that have expired or are not valid yet.
     pub rx_cert_time: u64,
-    /// Certificates of peers that lead to none of the roots, or may not be used for this.
+    /// Peer certificates without a chain to a root, or not valid for this use.
     pub rx_cert_issuer: u64,
-    /// Certificates of peers whom this node does not talk to.
+    /// Certificates of peers whose names this node does not accept.
     pub rx_cert_name: u64,
-    /// Certificates of peers with a signature that is not theirs.
+    /// Peer certificates with an invalid signature.
     pub rx_cert_signature: u64,
-    /// Certificates of peers that cannot be read.
+    /// Peer certificates that cannot be parsed.
     pub rx_cert_malformed: u64,
-    /// OPENs whose certificates were not looked at, after others just before.
+    /// OPENs whose certificates were not verified, because of the limit on verifications.
     pub rx_cert_limited: u64,
     /// Packets for a session that does not exist.
     pub rx_no_session: u64,
-    /// Packets whose acknowledgement covers what was never sent.
+    /// Packets that acknowledge a packet that was never sent.
     pub rx_bad_ack: u64,
-    /// Packets and messages to groups that had arrived before.
+    /// Duplicates of packets and of messages to groups.
     pub rx_duplicate: u64,
     /// Packets beyond the receive window.
     pub rx_out_of_window: u64,
-    /// Packets that came early and had to be dropped because no buffer was free to keep them.
+    /// Early packets that were dropped because no buffer was free.
     pub rx_no_buffer: u64,
     /// Packets that were refused with a NACK.
     pub rx_refused: u64,
-    /// Messages dropped because their endpoint does not exist (the sender did not wait).
+    /// Messages dropped because their endpoint does not exist, where the sender expects no answer.
     pub rx_no_endpoint: u64,
-    /// Pieces that belong to no operation.
+    /// Data segments that belong to no operation.
     pub rx_stray: u64,
     /// One-sided packets refused because no region has their key.
     pub rx_bad_key: u64,
-    /// One-sided packets refused because region or endpoint do not allow what they want.
+    /// One-sided packets refused because the region or the endpoint does not allow the access.
     pub rx_bad_access: u64,
-    /// Atomic packets refused because they make no sense.
+    /// Atomic packets refused as invalid.
     pub rx_bad_atomic: u64,
-    /// RST packets that name nothing of ours.
+    /// RST packets that name no session of this node.
     pub rx_bad_rst: u64,
     /// OPEN packets that were refused or ignored.
     pub rx_bad_open: u64,
-    /// Of these, those above the budget of OPENs that prove nothing.
+    /// Of these, those above the rate limit of OPENs without proof.
     pub rx_open_limited: u64,
-    /// Of these, those that named no incarnation, where one has to be named.
+    /// Of these, those that named no incarnation, where this is required.
     pub rx_unnamed: u64,
-    /// Packets refused because their sender is not in the address vector of the endpoint that they
-    /// are for.
+    /// Packets refused because their sender is not in the address vector of the destination
+    /// endpoint.
     pub rx_not_inserted: u64,
-    /// Questions who serves a service at a host.
+    /// Name queries (WHO) received.
     pub rx_who: u64,
-    /// Answers to questions that nobody here asks.
+    /// Answers (HERE) that match no query.
     pub rx_here_stray: u64,
-    /// Messages to multicast groups that endpoints of this node are in, counted for each of them:
-    /// received, and dropped as no receive was posted.
+    /// Messages to multicast groups that endpoints of this node have joined, counted for each
+    /// endpoint: received, and dropped because no receive was posted.
     pub rx_mcast: u64,
     /// See [`rx_mcast`](Self::rx_mcast).
     pub rx_mcast_dropped: u64,
-    /// Messages to groups that no endpoint of this node is in.
+    /// Messages to groups that no endpoint of this node has joined.
     pub rx_mcast_other: u64,
-    /// Frames that came with a mark of congestion.
+    /// Frames that arrived with a congestion mark.
     pub rx_marked: u64,
-    /// Acknowledgements that echoed one to this node.
+    /// Acknowledgements that echoed a congestion mark to this node.
     pub rx_echoes: u64,
     /// Frames handed to the port.
     pub tx_frames: u64,
-    /// Of these, packets sent again.
+    /// Of these, retransmitted packets.
     pub tx_retransmits: u64,
-    /// Of these, acknowledgements of their own.
+    /// Of these, separate acknowledgements.
     pub tx_acks: u64,
-    /// Of these, acknowledgements that echoed a mark of congestion.
+    /// Of these, acknowledgements that echoed a congestion mark.
     pub tx_echoes: u64,
-    /// Of these, probes of a peer that is silent.
+    /// Of these, probes of a silent peer.
     pub tx_probes: u64,
-    /// Of these, questions after the last packets of a burst.
+    /// Of these, PINGs after the last packets of a burst.
     pub tx_asks: u64,
-    /// Replies to strangers that the limit held back.
+    /// Replies to stations without a session that the rate limit suppressed.
     pub tx_replies_limited: u64,
-    /// Strangers that were asked to show that they receive.
+    /// Challenges sent: stations that were asked to prove that they receive.
     pub tx_challenges: u64,
-    /// Answers to questions who serves a service.
+    /// Answers (HERE) sent to name queries.
     pub tx_here: u64,
-    /// Messages to multicast groups.
+    /// Messages to multicast groups sent.
     pub tx_mcast: u64,
     /// Messages sent, received, and kept for a later receive.
     pub msgs_sent: u64,
     /// Messages received into the application's memory.
     pub msgs_received: u64,
-    /// Messages that came before their receive.
+    /// Messages that arrived before their receive was posted.
     pub msgs_unexpected: u64,
     /// One-sided operations of this node that succeeded.
     pub rma_done: u64,
     /// One-sided operations of peers that were executed here.
     pub rma_executed: u64,
-    /// Messages between collective sides of a kind that is not known here.
+    /// Messages between collective sides of an unknown kind.
     pub rx_coll_unknown: u64,
-    /// Collectives that ended well, joins included.
+    /// Collectives that succeeded, joins included.
     pub colls_done: u64,
-    /// Those of them that went through the memory of a segment.
+    /// Of these, those through the memory of a segment.
     pub colls_shared: u64,
     /// Sessions opened.
     pub sessions_opened: u64,
     /// Sessions that ended because the peer was silent.
     pub sessions_dead: u64,
-    /// Sessions that the peer ended.
+    /// Sessions ended by the peer.
     pub sessions_reset: u64,
-    /// Sessions that ended because nothing of ours got through to a peer that spoke.
+    /// Sessions that ended because no packet of this node got through to a peer that answered.
     pub sessions_stuck: u64,
     /// Retransmission timeouts.
     pub timeouts: u64,
@@ -210,7 +209,7 @@ impl Default for NodeCounters {
     }
 }
 
-/// How much of each table is in use. All zero but `peers` when nothing is going on.
+/// Levels of the tables. When the node is idle, all are 0 but `peers`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Levels {
     /// Peers known.
@@ -229,7 +228,7 @@ pub struct Levels {
     pub blocks: usize,
     /// Messages being pulled.
     pub pulls: usize,
-    /// Bytes asked for and not here.
+    /// Bytes requested and not received.
     pub pull_bytes: u64,
     /// Packets that wait for an earlier one.
     pub reorder_buf: usize,
@@ -239,13 +238,13 @@ pub struct Levels {
     pub late: usize,
     /// Completions reserved in all queues.
     pub cq_reserved: usize,
-    /// Blocks neither free to be promised, nor promised to a peer, nor behind a stored message.
+    /// Blocks that are neither free, nor promised to a peer, nor behind a stored message.
     pub blocks_lost: usize,
     /// Timers armed.
     pub timers: usize,
 }
 
-/// One session, for an operator.
+/// State of a session, for an operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionInfo {
     /// The peer.
@@ -264,38 +263,38 @@ pub struct SessionInfo {
     pub waiting: u32,
 }
 
-/// What an operation of a peer waits for.
+/// Cause for which an operation of a peer waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Wait {
-    /// Nothing waits.
+    /// No operation waits.
     #[default]
     Nothing,
-    /// No OPEN has been answered.
+    /// An answer to an OPEN.
     Open,
-    /// Anything from the peer: nothing has come for a tenth of T_dead.
+    /// Any packet of the peer: none has arrived for a tenth of T_dead.
     Silent,
     /// The oldest packet, which was lost several times in a row although the peer answers.
     Repeats,
     /// Room in the port.
     Port,
-    /// Acknowledgements: as much is in flight as the window allows.
+    /// Acknowledgements: the window is full.
     Window,
-    /// The peer's memory for messages that come before their receive.
+    /// Credit: the peer's memory for messages that arrive before their receive.
     Credit,
-    /// A receive of the peer, for an announced message.
+    /// A matching receive at the peer, for an announced message.
     Match,
     /// Data of an announced message or of a read, which the peer sends.
     Pull,
-    /// Room among the bytes that may be asked for, of all peers together.
+    /// Room in the pull window, which all peers share.
     PullWindow,
-    /// Our memory for unexpected messages, without which the peer is granted nothing.
+    /// Memory of this node for unexpected messages, without which the peer is granted no credit.
     Memory,
-    /// An acknowledgement or an answer that is on its way.
+    /// An acknowledgement or an answer that is under way.
     Answer,
 }
 
 impl Wait {
-    /// All of them; the place is the number of each.
+    /// All causes, each at the index of its number.
     pub const ALL: [Self; 12] = [
         Self::Nothing,
         Self::Open,
@@ -311,7 +310,7 @@ impl Wait {
         Self::Answer,
     ];
 
-    /// A word for it.
+    /// Short name of the cause.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Nothing => "nothing",
@@ -330,54 +329,53 @@ impl Wait {
     }
 }
 
-/// What was counted of one session.
+/// Statistics of one session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionStats {
-    /// Who, and what is under way.
+    /// The peer, and the state of the session.
     pub info: SessionInfo,
-    /// What operations wait for.
+    /// The cause for which operations wait.
     pub wait: Wait,
-    /// Time since it began, ns. As all of this of the last session, if there is none now.
+    /// Time since the session began, ns. Without a session, all figures are of the last one.
     pub age_ns: u64,
-    /// Time since the peer was heard or since an operation began to wait for it, whichever is
-    /// later, ns in which this side looked.
+    /// Time since a packet of the peer arrived or since an operation began to wait for it,
+    /// whichever is later, ns, as of the last turn.
     pub silent_ns: u64,
-    /// Packets sent, without repetitions and control packets.
+    /// Packets sent, without retransmissions and control packets.
     pub tx_packets: u64,
-    /// Packets taken in order.
+    /// Packets received in order.
     pub rx_packets: u64,
-    /// Bytes of frames to the peer and from it, `None` if they are not counted. On a port that
-    /// loses nothing the port counts them, if it does, since the two stations met.
+    /// Bytes of frames to the peer and from it, `None` if they are not counted. On a lossless port
+    /// the port counts them, if at all, since the two stations first met.
     pub bytes: Option<(u64, u64)>,
-    /// Packets sent again.
+    /// Packets retransmitted.
     pub retransmits: u32,
     /// Retransmission timeouts.
     pub timeouts: u32,
     /// Smallest round trip, ns; 0 if not measured.
     pub rtt_min_ns: u64,
-    /// Packets that may be in flight.
+    /// Maximum packets in flight.
     pub window: u32,
-    /// Bytes after the Ethernet header that both ends take.
+    /// Longest frame that both ends accept, bytes after the Ethernet header.
     pub frame_max: u32,
-    /// Retransmission timeout, ns, longer with each timeout in a row; 0 where nothing is
-    /// retransmitted.
+    /// Retransmission timeout, ns, which grows with each consecutive timeout; 0 on a lossless path.
     pub rto_ns: u64,
     /// Mean deviation of the round trip, ns.
     pub rtt_var_ns: u32,
     /// Whether the peer is a process of this node, reached through memory.
     pub is_near: bool,
-    /// Whether nothing gets lost on the way.
+    /// Whether the path is lossless.
     pub is_lossless: bool,
 }
 
-/// Timeouts in a row from which on loss is no accident.
+/// Consecutive timeouts from which on loss is not accidental.
 const BACKOFF_BAD: u8 = 4;
 
-/// Slots of a table that one step of a [`Survey`] looks at.
+/// Slots of a table that one step of a [`Survey`] examines.
 const STEP: u32 = 64;
 
-/// A walk over the tables of a node in steps of bounded cost, so that an operator can be shown all
-/// of it while it works. What is a sum over a table is of the last walk that came to its end.
+/// A scan of a node's tables in steps of bounded cost, so that an operator can see all of them
+/// while the node works. Sums over a table are those of its last complete scan.
 #[derive(Debug, Default)]
 pub struct Survey {
     eps: Walk<EpSums>,
@@ -385,7 +383,7 @@ pub struct Survey {
     peers: Walk<usize>,
 }
 
-/// Where a walk is, what it has summed up, and what the last one had in the end.
+/// Progress of a scan: its position, its sums so far, and those of the last complete scan.
 #[derive(Debug, Default)]
 struct Walk<S> {
     at: u32,
@@ -394,12 +392,12 @@ struct Walk<S> {
 }
 
 impl<S: Default> Walk<S> {
-    /// The slots of the next step, of a table that has `slots`.
+    /// Slots of the next step, for a table with `slots` slots.
     fn step(&self, slots: u32) -> std::ops::Range<u32> {
         self.at.min(slots)..slots.min(self.at.saturating_add(STEP))
     }
 
-    /// The step to `end` was made.
+    /// Records that the step up to `end` is done.
     fn advance_to(&mut self, end: u32, slots: u32) {
         self.at = end;
         if end >= slots {
@@ -423,7 +421,7 @@ struct CqSums {
     reserved: usize,
 }
 
-/// Where a [`Survey`] puts what it finds in a slot: nothing, if that is not in use.
+/// Receives what a [`Survey`] finds in each slot; `None` for a slot that is not in use.
 pub trait SurveySink {
     /// The endpoint in a slot.
     fn endpoint(&mut self, slot: EpIdx, ep: Option<&EpCounters>);
@@ -477,7 +475,7 @@ impl Eps {
 }
 
 impl Node {
-    /// What was counted so far. Looks at every endpoint.
+    /// Current values of all counters. Visits every endpoint.
     pub fn counters(&self) -> NodeCounters {
         let mut all = self.counters.clone();
         for (_, ep) in self.eps.iter() {
@@ -487,8 +485,8 @@ impl Node {
         all
     }
 
-    /// Makes the next step of `survey`: at most 64 slots of each table, whatever is stored in them.
-    /// Returns counters and levels, without [`Levels::blocks_lost`].
+    /// Makes the next step of `survey`: at most 64 slots of each table, whatever they hold. Returns
+    /// counters and levels, without [`Levels::blocks_lost`].
     pub fn survey(
         &mut self,
         survey: &mut Survey,
@@ -515,7 +513,7 @@ impl Node {
         (counters, levels)
     }
 
-    /// How full the tables are whose length is known without a look at them.
+    /// Levels of the tables whose length is known without a scan.
     fn known_levels(&self) -> Levels {
         Levels {
             sent: self.sent.len(),
@@ -531,7 +529,7 @@ impl Node {
         }
     }
 
-    /// How full the tables are. Looks at every slot ever used, so it is for tests: see
+    /// Levels of all tables. Visits every slot ever used, so it is for tests: see
     /// [`survey`](Self::survey).
     pub fn levels(&self) -> Levels {
         Levels {
@@ -551,7 +549,7 @@ impl Node {
         }
     }
 
-    /// Whether any peer is known.
+    /// Whether any peer is in the table.
     pub fn knows_peers(&self) -> bool {
         self.peers.count() > 0
     }
@@ -563,13 +561,13 @@ impl Node {
         self.blocks.lost(promised + used + late)
     }
 
-    /// All peers with what is going on between us.
+    /// State of the sessions of all peers.
     pub fn session_infos(&self) -> impl Iterator<Item = SessionInfo> {
         self.peers.iter().map(|(_, peer)| session_info(peer))
     }
 }
 
-/// What the figures of sessions are read from.
+/// Sources of the figures of sessions.
 struct SessionReader<'a> {
     peers: &'a Peers,
     observed: &'a mut Observed,
@@ -595,14 +593,13 @@ impl SessionReader<'_> {
         let tally = &mut self.observed.tallies[p.at()];
         let (tx_packets, rx_packets) = match peer.state {
             State::Idle => tally.counted(),
-            // The other end's first number is not known.
+            // The first PSN of the other end is not known.
             State::Opening => (tally.packets(peer.snd.nxt, Psn(0)).0, 0),
             State::Answered | State::Open => tally.packets(peer.snd.nxt, peer.rcv_nxt),
         };
         let min_ns = peer.rtt.min_ns();
         let tally = &self.observed.tallies[p.at()];
-        // Of one that there was never a session with, and of the one with ourselves, no time
-        // counts.
+        // The session with this node itself, and a slot that never had one, have no times.
         let is_timed = tally.begun != Instant(0);
         let silent_ns = self.turn.polled_at.since(peer.last_rx);
         Some(SessionStats {
@@ -628,7 +625,7 @@ impl SessionReader<'_> {
         })
     }
 
-    /// What operations of `peer` wait for: the cause that is worst, if there are several.
+    /// The cause for which operations of `peer` wait: the most serious one, if there are several.
     fn wait(&self, peer: &Peer) -> Wait {
         let silent = self.turn.polled_at.since(peer.last_rx);
         match peer.state {
