@@ -39,7 +39,7 @@ use crate::wire::{self, AckOp, BASE_LEN, Base, BaseOut, BaseWords, HeadOut, TRAI
 pub(super) const ACK_DELAY_NS: u64 = 20_000;
 
 /// Pause after which a sender sends a PING for packets without AR, nanoseconds.
-const ASK_AFTER_NS: u64 = 1_000;
+const PING_AFTER_NS: u64 = 1_000;
 
 /// With less of [`Peer::tx_quota`] left than this, an ACK refreshes it, so that the sender of a
 /// stream need not.
@@ -64,12 +64,12 @@ pub(super) struct Acks {
     quick_sent: Option<QuickAck>,
     /// Peers with packets in flight of which the last had no AR, at most [`QUEUE`]: for further
     /// peers the acknowledgement takes a little longer.
-    unasked: VecDeque<PeerIdx>,
+    tails: VecDeque<PeerIdx>,
     /// A packet whose acknowledgement a completion waits for was sent since the last turn.
     fresh: bool,
     /// The first turn after the last such packet was sent: not the time of sending, as writing the
     /// frame may take long.
-    left_at: Instant,
+    last_sent_at: Instant,
     /// Number of received frames at the last turn that read it.
     seen_frames: u64,
 }
@@ -86,17 +86,17 @@ struct QuickAck {
 impl Acks {
     pub(super) fn new() -> Self {
         let queue = || VecDeque::with_capacity(QUEUE);
-        let (owing, unasked) = (queue(), queue());
-        let left_at = Instant(0);
+        let (owing, tails) = (queue(), queue());
+        let last_sent_at = Instant(0);
         Self {
             owing,
             owed_since: None,
             soon: false,
             quick: false,
             quick_sent: None,
-            unasked,
+            tails,
             fresh: false,
-            left_at,
+            last_sent_at,
             seen_frames: 0,
         }
     }
@@ -104,16 +104,16 @@ impl Acks {
     /// Records that the last packet of a request that waits for its acknowledgement was sent to
     /// `peer` in slot `p`; `ar` if it has AR.
     #[inline(always)]
-    pub(super) fn left(&mut self, todo: &mut Todo, p: PeerIdx, peer: &mut Peer, ar: bool) {
+    pub(super) fn note_sent(&mut self, todo: &mut Todo, p: PeerIdx, peer: &mut Peer, ar: bool) {
         self.fresh = true;
         *todo |= Todo::ACKS;
-        peer.unasked = !ar;
+        peer.lacks_ar = !ar;
         if ar {
             return;
         }
-        if !peer.is_listed_unasked && self.unasked.len() < QUEUE {
-            peer.is_listed_unasked = true;
-            self.unasked.push_back(p);
+        if !peer.in_tail_queue && self.tails.len() < QUEUE {
+            peer.in_tail_queue = true;
+            self.tails.push_back(p);
         }
     }
 
@@ -152,11 +152,11 @@ impl Acks {
     /// packet that arrived had AR, the next ACK is a quick one.
     #[inline(always)]
     fn note_quick(&mut self, now: Instant, p: PeerIdx, peer: &mut Peer) {
-        let asked = peer.has_asked_last();
-        if asked && peer.quick_ack {
+        let had_ar = peer.last_had_ar();
+        if had_ar && peer.quick_ack {
             self.quick_sent = Some(QuickAck { peer: p, at: now, nxt: peer.snd.nxt });
         }
-        peer.quick_ack = asked;
+        peer.quick_ack = had_ar;
     }
 
     /// Whether the quick ACK of an earlier turn is still to be [judged](Self::judge_quick_ack).
@@ -174,11 +174,11 @@ impl Acks {
     /// Whether a turn at `now`, with `received` frames so far, has no acknowledgement and no PING
     /// to send.
     #[inline(always)]
-    pub(super) fn passes(&mut self, now: Instant, received: u64) -> bool {
-        if self.must_ask(now) && !self.unasked.is_empty() {
+    pub(super) fn has_nothing_due(&mut self, now: Instant, received: u64) -> bool {
+        if self.is_ping_due(now) && !self.tails.is_empty() {
             return cold(false);
         }
-        if self.is_owed(now, self.seen_frames == received) {
+        if self.is_ack_due(now, self.seen_frames == received) {
             return false;
         }
         self.seen_frames = received;
@@ -190,22 +190,22 @@ impl Acks {
     pub(super) fn is_waiting(&self) -> bool {
         self.fresh
             || self.owed_since.is_some()
-            || !self.unasked.is_empty()
+            || !self.tails.is_empty()
             || self.quick_sent.is_some()
     }
 
     /// Whether PINGs are due for packets without AR: the pause since the last of them is over.
     #[inline(always)]
-    fn must_ask(&mut self, now: Instant) -> bool {
+    fn is_ping_due(&mut self, now: Instant) -> bool {
         if self.fresh {
-            (self.fresh, self.left_at) = (false, now);
+            (self.fresh, self.last_sent_at) = (false, now);
         }
         self.is_pause(now)
     }
 
     /// Whether acknowledgements are due; `idle` if no frame has arrived since the last turn.
     #[inline(always)]
-    fn is_owed(&mut self, now: Instant, idle: bool) -> bool {
+    fn is_ack_due(&mut self, now: Instant, idle: bool) -> bool {
         let Some(since) = self.owed_since else {
             // The packet with AR was refused or dropped.
             (self.soon, self.quick) = (false, false);
@@ -217,7 +217,7 @@ impl Acks {
     /// Whether the pause since the last packet that a completion waits for is over.
     #[inline(always)]
     fn is_pause(&self, now: Instant) -> bool {
-        now.since(self.left_at) >= ASK_AFTER_NS
+        now.since(self.last_sent_at) >= PING_AFTER_NS
     }
 
     /// Whether the next packet of `snd` gets AR. `ends` if it is the last packet of a request whose
@@ -233,14 +233,14 @@ impl Acks {
     pub(super) fn due(&self, last_turn_at: Instant) -> Option<Instant> {
         let owed =
             self.owed_since.map(|at| if self.soon { last_turn_at } else { at + ACK_DELAY_NS });
-        let ask = if self.fresh { last_turn_at } else { self.left_at + ASK_AFTER_NS };
-        let ask = (!self.unasked.is_empty()).then_some(ask);
+        let ask = if self.fresh { last_turn_at } else { self.last_sent_at + PING_AFTER_NS };
+        let ask = (!self.tails.is_empty()).then_some(ask);
         [owed, ask].into_iter().flatten().min()
     }
 
     /// Records that packet `psn`, of type `ty`, had AR.
     #[inline]
-    pub(super) fn asked_for_ack(
+    pub(super) fn on_ack_request(
         &mut self,
         peers: &mut Peers,
         due: &mut Due,
@@ -286,16 +286,16 @@ impl Peer {
 impl Node {
     /// Sends a PING to each peer whose last packet in flight had no AR, once the pause is over.
     pub(super) fn probe_tails(&mut self, now: Instant) {
-        if !self.acks.must_ask(now) {
+        if !self.acks.is_ping_due(now) {
             return;
         }
-        while let Some(p) = self.acks.unasked.pop_front() {
+        while let Some(p) = self.acks.tails.pop_front() {
             let Some(peer) = self.peers.get_mut(p) else { continue };
-            peer.is_listed_unasked = false;
+            peer.in_tail_queue = false;
             // A held packet gets AR when it is sent.
-            let asks = std::mem::take(&mut peer.unasked) && !self.packs.holds_for(p, &self.tx);
+            let asks = std::mem::take(&mut peer.lacks_ar) && !self.packs.holds_for(p, &self.tx);
             if asks && peer.state == State::Open && peer.snd.in_flight() > 0 {
-                peer.ask();
+                peer.request_ping();
                 self.counters.tx_asks += 1;
                 self.due.make_ready(&mut self.peers, p);
             }
@@ -305,7 +305,7 @@ impl Node {
     /// Whether acknowledgements are due in a turn at `now`.
     #[inline(always)]
     pub fn owes_acks(&mut self, now: Instant) -> bool {
-        self.acks.is_owed(now, self.acks.seen_frames == self.counters.rx_frames)
+        self.acks.is_ack_due(now, self.acks.seen_frames == self.counters.rx_frames)
     }
 
     /// Sends an ACK for all packets whose acknowledgement no later packet has carried. An ACK for
@@ -321,7 +321,7 @@ impl Node {
             let echoes = peer.marked;
             if peer.owed == 0 && !echoes || peer.state != State::Open {
                 // A packet of the program has carried it: too late, if AR was set.
-                peer.quick_ack |= peer.has_asked_last() && now.since(since) >= ACK_DELAY_NS;
+                peer.quick_ack |= peer.last_had_ar() && now.since(since) >= ACK_DELAY_NS;
                 continue;
             }
             peer.ack_now = true;

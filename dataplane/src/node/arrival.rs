@@ -20,16 +20,16 @@ impl Peer {
 
     /// Packets acknowledged and credits granted by a packet, beyond those already known.
     #[inline(always)]
-    fn news(&self, cack: Psn, grant: u16) -> (u32, u16) {
+    fn acked_and_granted(&self, cack: Psn, grant: u16) -> (u32, u16) {
         (cack.0.wrapping_sub(self.snd.una.0), grant.wrapping_sub(self.snd.credit as u16))
     }
 
-    /// [Packets and credits](Self::news), if nothing waits for them: no queue waits for window or
-    /// credit and, on a lossless path, no record for its acknowledgement. `None` also for an
-    /// impossible acknowledgement or grant.
+    /// [Packets and credits](Self::acked_and_granted), if nothing waits for them: no queue waits
+    /// for window or credit and, on a lossless path, no record for its acknowledgement. `None` also
+    /// for an impossible acknowledgement or grant.
     #[inline(always)]
     pub(super) fn unawaited<const LOSSY: bool>(&self, cack: Psn, grant: u16) -> Option<(u32, u16)> {
-        let (acked, granted) = self.news(cack, grant);
+        let (acked, granted) = self.acked_and_granted(cack, grant);
         if acked != 0 || granted != 0 {
             let waited_for = self.has_queued() || !LOSSY && !self.snd.is_empty();
             if waited_for || acked > self.snd.in_flight() || granted >= 1 << 15 {
@@ -60,7 +60,7 @@ impl Peer {
     /// nothing waits for, was taken in the turn at `now`.
     #[inline(always)]
     pub(super) fn accept(&mut self, base: &BaseWords, now: Instant) {
-        let (_, granted) = self.news(base.cack, base.grant());
+        let (_, granted) = self.acked_and_granted(base.cack, base.grant());
         self.last_rx = now;
         self.probes = 0;
         self.snd.una = base.cack;

@@ -6,7 +6,7 @@
 //! verifications in [`WINDOW_NS`] may end in refusal, and one for each MAC address, since the owner
 //! of a MAC can use any number of station addresses. A malformed handshake message costs half as
 //! much and counts the same. A station could replay a valid certificate by opening sessions with
-//! several incarnations or epochs: at most [`TAKEN_MAX`] of a station are verified per window.
+//! several incarnations or epochs: at most [`ACCEPTED_MAX`] of a station are verified per window.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ const REFUSED_MAX: usize = 16;
 
 /// Valid certificates of a station per window after which no other of that station is verified. A
 /// process opens one session, and another one when the first has ended.
-const TAKEN_MAX: usize = 4;
+const ACCEPTED_MAX: usize = 4;
 
 /// Window of these limits, nanoseconds.
 const WINDOW_NS: u64 = 64_000_000;
@@ -40,7 +40,7 @@ pub(super) struct CertBudget {
     /// MAC addresses that sent refused certificates.
     refused: Vec<MacAddr>,
     /// Stations that sent valid certificates.
-    taken: Vec<Station>,
+    accepted: Vec<Station>,
 }
 
 impl CertBudget {
@@ -48,19 +48,19 @@ impl CertBudget {
     fn admits(&mut self, now: Instant, station: Station) -> bool {
         if now.since(self.since) >= WINDOW_NS {
             self.refused.clear();
-            self.taken.clear();
+            self.accepted.clear();
         }
-        let taken = self.taken.iter().filter(|&&taken| taken == station).count();
+        let accepted = self.accepted.iter().filter(|&&accepted| accepted == station).count();
         let is_refused = self.refused.contains(&station.mac);
-        self.refused.len() < REFUSED_MAX && !is_refused && taken < TAKEN_MAX
+        self.refused.len() < REFUSED_MAX && !is_refused && accepted < ACCEPTED_MAX
     }
 
-    fn note(&mut self, now: Instant, station: Station, is_taken: bool) {
-        if self.refused.is_empty() && self.taken.is_empty() {
+    fn note(&mut self, now: Instant, station: Station, is_accepted: bool) {
+        if self.refused.is_empty() && self.accepted.is_empty() {
             self.since = now;
         }
-        match is_taken {
-            true => self.taken.push(station),
+        match is_accepted {
+            true => self.accepted.push(station),
             false => self.refused.push(station.mac),
         }
     }
@@ -86,10 +86,10 @@ impl Openings {
 
     /// Records that the certificate of the OPEN with this base was verified, and whether it was
     /// accepted.
-    pub(super) fn note_look(&mut self, now: Instant, base: &Base, is_taken: bool) {
+    pub(super) fn note_verified(&mut self, now: Instant, base: &Base, is_accepted: bool) {
         let seals = self.seals.as_mut().filter(|seals| seals.ring.has_certificate());
         if let Some(seals) = seals {
-            seals.cert_budget.note(now, base.src, is_taken);
+            seals.cert_budget.note(now, base.src, is_accepted);
         }
     }
 }
@@ -115,7 +115,7 @@ impl Sessions<'_> {
         }
         seals.cert_budget = CertBudget::default();
         let offers: Vec<_> = std::mem::take(&mut seals.offers).into_keys().collect();
-        self.offer_others(now, &offers);
+        self.restart_offers(now, &offers);
         Ok(())
     }
 }
@@ -136,7 +136,7 @@ impl Control<'_> {
     /// Counts an OPEN whose handshake message is refused. Returns whether the cause is its
     /// certificate: then both ends report it.
     pub(super) fn refuse_message(&mut self, base: &Base, op: &OpenOp, why: Refused) -> bool {
-        self.openings.note_look(self.turn.polled_at, base, false);
+        self.openings.note_verified(self.turn.polled_at, base, false);
         let BadCert { fault, name } = match why {
             Refused::Forged => {
                 self.observed.note_claim(self.counters, base.src, SealFault::Forged);
@@ -154,7 +154,7 @@ impl Control<'_> {
             CertFault::Malformed => &mut c.rx_cert_malformed,
         } += 1;
         let (now, station) = (self.turn.polled_at, base.src);
-        self.note_other(station, Notice::BadCertificate { station, fault, name });
+        self.report_mismatch(station, Notice::BadCertificate { station, fault, name });
         self.reset_open(now, base, op, RstReason::OtherKey);
         true
     }

@@ -88,7 +88,7 @@ impl Blocks {
     }
 
     /// Frees the blocks behind the credit of `peer`, whose session has ended.
-    pub(super) fn take_back(&mut self, peer: &mut Peer) {
+    pub(super) fn revoke(&mut self, peer: &mut Peer) {
         self.unpromised += peer.outstanding() as usize;
         (peer.granted, peer.consumed) = (0, 0);
     }

@@ -167,7 +167,7 @@ impl Node {
             if self.acks.has_quick_sent() {
                 self.acks.judge_quick_ack(&mut self.peers, now);
             }
-            if !self.acks.passes(now, self.counters.rx_frames) {
+            if !self.acks.has_nothing_due(now, self.counters.rx_frames) {
                 return false;
             }
             self.due.todo.set(Todo::ACKS, self.acks.is_waiting());
@@ -350,7 +350,7 @@ impl Node {
         let body = BodyRef::Wr { wr: w, offset: 0, len };
         let record = |psn| Sent { units: cost, ..Sent::new(psn, Ty::Msg, op, body, w, now) };
         peer.number_and_keep(now, &mut self.sent, record);
-        self.acks.left(&mut self.due.todo, p, peer, ar);
+        self.acks.note_sent(&mut self.due.todo, p, peer, ar);
         if first {
             // Usually the timer of an earlier packet fires in time.
             let timer_at = peer.timer_at;

@@ -158,7 +158,7 @@ impl Node {
             return self.sessions().on_other_version(now, frame);
         }
         if err == WireError::Secured {
-            return self.control().on_sealed_unasked(now, frame);
+            return self.control().on_sealed_without_key(now, frame);
         }
         if err != WireError::UnknownType {
             return;
@@ -249,7 +249,7 @@ impl Node {
         peer.note_order();
         if base.ar {
             let asked = (base.ty, base.psn);
-            self.acks.asked_for_ack(&mut self.peers, &mut self.due, p, asked);
+            self.acks.on_ack_request(&mut self.peers, &mut self.due, p, asked);
         }
     }
 

@@ -23,7 +23,7 @@ use crate::seal::{Keyring, PreSharedKey};
 use crate::types::{Instant, Tenant};
 
 /// Checks of the age of keys per [`rekey_ns`](super::NodeSettings::rekey_ns).
-const LOOKS: u64 = 8;
+const CHECKS: u64 = 8;
 
 /// Age of the key that seals outgoing frames of a session.
 #[derive(Clone, Copy, Debug)]
@@ -46,7 +46,7 @@ impl Age {
 impl Openings {
     /// Whether the age of keys is to be checked.
     pub(super) fn key_check_is_due(&self, now: Instant) -> bool {
-        self.seals.as_ref().is_some_and(|seals| now >= seals.look_at)
+        self.seals.as_ref().is_some_and(|seals| now >= seals.key_check_at)
     }
 
     /// Whether `key` is listed, so that frames are sealed with it.
@@ -116,13 +116,13 @@ impl Sessions<'_> {
             true => Vec::new(),
             false => std::mem::take(&mut seals.offers).into_keys().collect(),
         };
-        self.offer_others(now, &offers);
+        self.restart_offers(now, &offers);
         Ok(())
     }
 
     /// The keys or the certificate have changed: sessions that are being opened with the previous
     /// one (`offered`) are restarted, and their keys do not count as refused.
-    pub(super) fn offer_others(&mut self, now: Instant, offered: &[(u64, Tenant)]) {
+    pub(super) fn restart_offers(&mut self, now: Instant, offered: &[(u64, Tenant)]) {
         self.openings.other_keys.forget();
         let opening = |p: &PeerIdx| {
             let peer = &self.peers[*p];
@@ -135,7 +135,7 @@ impl Sessions<'_> {
             let is_offered =
                 peer.state == State::Opening && offered.contains(&(peer.addr, peer.tenant));
             if is_offered && !planted(Bug::OfferKept) {
-                self.offer_again(now, p);
+                self.restart_open(now, p);
             } else {
                 self.openings.forget_refusal(p);
             }
@@ -168,9 +168,9 @@ impl Sessions<'_> {
 
     /// Restarts the opening of the session with `p`, under another key. The silence of the peer
     /// counts on.
-    fn offer_again(&mut self, now: Instant, p: PeerIdx) {
+    fn restart_open(&mut self, now: Instant, p: PeerIdx) {
         let last_rx = self.peers[p].last_rx;
-        self.open_again(now, p, false);
+        self.reopen(now, p, false);
         self.peers[p].last_rx = last_rx;
         self.control().arm_timer(now, p);
     }
@@ -183,7 +183,7 @@ impl Control<'_> {
     pub(super) fn rotate_old_keys(&mut self, now: Instant) {
         let every = self.settings.rekey_ns;
         let Some(seals) = &mut self.openings.seals else { return };
-        seals.look_at = now + (every / LOOKS).max(1);
+        seals.key_check_at = now + (every / CHECKS).max(1);
         let mut renewed = Vec::new();
         for (p, peer) in self.peers.iter() {
             let sealed = peer.state == State::Open && peer.path.is_sealed();
@@ -204,7 +204,7 @@ impl Control<'_> {
             }
         }
         for p in renewed {
-            self.peers[p].ask();
+            self.peers[p].request_ping();
             self.due.make_ready(self.peers, p);
         }
     }

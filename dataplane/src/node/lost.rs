@@ -31,7 +31,7 @@ pub(super) struct Losses {
 impl Losses {
     /// Whether a loss concerning peer `p` has yet to be reported to an endpoint: then no post to
     /// the peer may take the fast path.
-    pub(super) fn concern(&self, p: PeerIdx) -> bool {
+    pub(super) fn has_report(&self, p: PeerIdx) -> bool {
         self.reports.iter().any(|reports| reports.peer == p)
     }
 
@@ -147,7 +147,7 @@ impl Control<'_> {
             return Ok(());
         };
         losses.reports.swap_remove(at);
-        if self.peers[p].state == State::Open && !self.observed.losses.concern(p) {
+        if self.peers[p].state == State::Open && !self.observed.losses.has_report(p) {
             self.peers[p].fast_path = self.takes_fast_path(p);
             self.peers[p].note_order();
         }

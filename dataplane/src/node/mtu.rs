@@ -18,9 +18,9 @@ use crate::wire::{self, Base, ProbeOp, Ty};
 pub(super) const LENGTHS: [u16; 2] = [1500, wire::MAX_FRAME_MIN as u16];
 
 /// Lengths probed at once between the longest that has passed and the shortest that has not.
-const BETWEEN: usize = 4;
+const PROBES: usize = 4;
 /// Width of an interval that is not searched further, bytes: a hundredth of a frame.
-const CLOSE: u32 = 16;
+const INTERVAL_MIN: u32 = 16;
 
 /// Shortest and longest pause between probes, nanoseconds. Pauses double from the one to the other.
 /// The longest is RFC 8899's PMTU_RAISE_TIMER.
@@ -39,7 +39,7 @@ pub(super) struct Search {
     pause_ns: u64,
     /// Lengths of the last probes in between, zeros before the first; and the shortest length that
     /// is assumed not to pass.
-    tried: [u16; BETWEEN],
+    tried: [u16; PROBES],
     ceiling: u16,
 }
 
@@ -52,13 +52,13 @@ impl Search {
         let failed = self.tried.iter().chain(&LENGTHS).filter(|&&len| u32::from(len) > passed);
         let failed = failed.min().filter(|_| answered);
         let ceiling = failed.map_or(self.ceiling, |&len| len.min(self.ceiling));
-        if u32::from(ceiling) <= passed + CLOSE { most } else { ceiling }
+        if u32::from(ceiling) <= passed + INTERVAL_MIN { most } else { ceiling }
     }
 }
 
 /// Lengths to probe between `passed` and `ceiling`.
-fn between(passed: u32, ceiling: u16) -> [u16; BETWEEN] {
-    let step = u32::from(ceiling).saturating_sub(passed) / (BETWEEN as u32 + 1);
+fn between(passed: u32, ceiling: u16) -> [u16; PROBES] {
+    let step = u32::from(ceiling).saturating_sub(passed) / (PROBES as u32 + 1);
     std::array::from_fn(|i| (passed + (i as u32 + 1) * step) as u16)
 }
 
@@ -71,7 +71,7 @@ impl Openings {
     /// Starts the search for longer frames in the session with `peer`, which is being opened.
     pub(super) fn begin_search(&mut self, now: Instant, peer: &mut Peer) {
         peer.searches = true;
-        let (tried, ceiling) = ([0; BETWEEN], peer.frame_most);
+        let (tried, ceiling) = ([0; PROBES], peer.frame_most);
         let search = Search { at: now, pause_ns: PAUSE_MIN_NS, tried, ceiling };
         self.searches.insert(peer.slot(), search);
     }
@@ -126,7 +126,7 @@ impl Control<'_> {
         if sent == 0 {
             return false;
         }
-        tried[sent.saturating_sub(always_count).min(BETWEEN)..].fill(0);
+        tried[sent.saturating_sub(always_count).min(PROBES)..].fill(0);
         let (at, pause) = (now + pause_ns, (2 * pause_ns).min(PAUSE_MAX_NS));
         let next = Search { at, pause_ns: pause, tried, ceiling };
         self.openings.searches.insert(p, next);
@@ -190,7 +190,7 @@ mod tests {
     /// An answer may arrive after a round in which the port had no room for the probes in between.
     #[test]
     fn a_search_that_has_reached_its_ceiling_begins_anew() {
-        let (at, tried) = (Instant(0), [0; BETWEEN]);
+        let (at, tried) = (Instant(0), [0; PROBES]);
         let search = Search { at, pause_ns: PAUSE_MIN_NS, tried, ceiling: 1500 };
         assert_eq!((search.ceiling(256, 9000), search.ceiling(1500, 9000)), (1500, 9000));
         let search = Search { tried: [500, 800, 1000, 1200], ..search };

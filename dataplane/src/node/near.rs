@@ -51,7 +51,7 @@ impl Sessions<'_> {
             self.control().set_path(p, near);
             return true;
         }
-        self.open_again(self.turn.polled_at, p, false);
+        self.reopen(self.turn.polled_at, p, false);
         false
     }
 }

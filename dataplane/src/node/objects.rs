@@ -47,13 +47,13 @@ impl Node {
     pub fn cq_take(&mut self, cq: CqId, most: usize, put: impl FnMut(&Cqe)) -> Option<usize> {
         let Some(table) = self.cqs.at_mut(cq.0.idx()) else { return Some(0) };
         let taken = table.take(most, put)?;
-        Some(self.fed(cq, taken))
+        Some(self.deliver_waiting(cq, taken))
     }
 
     /// `n` entries of a queue were read: delivers completions that waited for room in it, if any
     /// did.
     #[inline(always)]
-    fn fed(&mut self, cq: CqId, (n, retry): (usize, bool)) -> usize {
+    fn deliver_waiting(&mut self, cq: CqId, (n, retry): (usize, bool)) -> usize {
         if retry {
             cold(());
             self.receiving().retry_cq_waiters(cq.0.idx());

@@ -280,7 +280,7 @@ impl Openings {
             return;
         }
         let len = len.min(path.most);
-        if peer.opened_as(op) {
+        if peer.is_echoed_in(op) {
             path.passed = path.passed.max(op.frame.min(len));
         }
         if peer.state == State::Answered {
@@ -339,7 +339,7 @@ impl Sessions<'_> {
 impl Operations<'_> {
     /// Ends the operations that name an incarnation other than the peer's. None of them was sent.
     /// Operations to any incarnation stay queued.
-    pub(super) fn end_named(&mut self, now: Instant, p: PeerIdx) {
+    pub(super) fn end_other_incarnation(&mut self, now: Instant, p: PeerIdx) {
         let meant = WrFlags::NAMED | WrFlags::GROUP;
         let any =
             self.objects.peers[p].wrs.iter(self.tx).any(|w| self.tx[w].flags.intersects(meant));
@@ -371,7 +371,7 @@ impl Control<'_> {
         let peer = known.map(|p| &self.peers[p]);
         // The application inserted this incarnation of the peer, which cannot be guessed: that is
         // proof.
-        if peer.is_some_and(|peer| peer.opened_as(op) || peer.is_named(op.inc)) {
+        if peer.is_some_and(|peer| peer.is_echoed_in(op) || peer.is_named(op.inc)) {
             return true;
         }
         let proven = self.openings.secret.is_proof(now, src, op) || planted(Bug::CookieUnchecked);
@@ -443,7 +443,7 @@ impl Control<'_> {
     /// Processes a challenge: the OPEN that it echoes is sent again, with the cookie.
     pub(super) fn on_challenge(&mut self, base: &Base, op: &OpenOp) {
         let known = self.by_station.get(self.peers, base.src, self.openings.frame_tenant());
-        let asked = known.filter(|&p| self.peers[p].opened_as(op) && self.peers[p].opens);
+        let asked = known.filter(|&p| self.peers[p].is_echoed_in(op) && self.peers[p].opens);
         // A challenge with the known cookie is dropped, or the nodes would answer each other for
         // ever.
         let Some(p) = asked.filter(|&p| self.openings.path(p).cookie != op.cookie) else {
@@ -476,7 +476,7 @@ impl Control<'_> {
         let (peer, own) = (&self.peers[p], self.port.station);
         let station = peer.station();
         let is_same = station.mac == own.mac && station.number != own.number;
-        if is_same && !peer.path.is_lossless() && self.openings.same_mac.is_news(station) {
+        if is_same && !peer.path.is_lossless() && self.openings.same_mac.insert(station) {
             self.observed.note(super::Notice::SameMac { station });
         }
     }
@@ -556,7 +556,7 @@ impl Control<'_> {
 
 impl Peer {
     /// Whether `op` echoes our OPEN.
-    pub(super) fn opened_as(&self, op: &OpenOp) -> bool {
+    pub(super) fn is_echoed_in(&self, op: &OpenOp) -> bool {
         self.sid != 0 && op.echo_sid == self.sid && op.echo_epoch == self.epoch
     }
 

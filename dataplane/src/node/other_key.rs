@@ -39,7 +39,7 @@ impl KeyMismatches {
 impl Openings {
     /// When a session that is being opened ends because its key was refused and no authentic answer
     /// has arrived.
-    pub(super) fn refused_at(&self, peer: &Peer) -> Option<Instant> {
+    pub(super) fn refusal_deadline(&self, peer: &Peer) -> Option<Instant> {
         self.refusal(peer.slot()).map(|(at, _)| at + REFUSED_NS)
     }
 
@@ -83,7 +83,7 @@ impl Sessions<'_> {
         {
             // The peer's OPEN was under a key that neither end lists any more: this node opens
             // under another.
-            return self.open_again(now, p, false);
+            return self.reopen(now, p, false);
         }
         if self.openings.note_refusal(p, now, op.reason) {
             self.control().note_key(src, op.reason);
@@ -100,10 +100,10 @@ impl Control<'_> {
         }
         let known = self.by_station.get(self.peers, base.src, Tenant::NONE);
         let is_open = |p: &PeerIdx| self.peers[*p].state == State::Open;
-        if let Some(p) = known.filter(is_open).filter(|&p| self.peers[p].opened_as(op)) {
+        if let Some(p) = known.filter(is_open).filter(|&p| self.peers[p].is_echoed_in(op)) {
             // This is an answer under a key that is no longer listed, and its session is open here:
             // any sealed frame tells the peer.
-            self.peers[p].ask();
+            self.peers[p].request_ping();
             return self.due.make_ready(self.peers, p);
         }
         self.note_key(base.src, reason);
@@ -112,7 +112,7 @@ impl Control<'_> {
 
     /// Handles a sealed frame at a node without a key: an OPEN is refused.
     #[cold]
-    pub(super) fn on_sealed_unasked(&mut self, now: Instant, frame: &RxFrame<'_>) {
+    pub(super) fn on_sealed_without_key(&mut self, now: Instant, frame: &RxFrame<'_>) {
         if let Some((base, op)) = sealed::open_in(frame) {
             self.refuse_key(now, &base, &op, RstReason::NoKey);
         }
@@ -120,11 +120,11 @@ impl Control<'_> {
 
     fn note_key(&mut self, station: Station, reason: RstReason) {
         let has_key = reason == RstReason::OtherKey;
-        self.note_other(station, Notice::OtherKey { station, has_key });
+        self.report_mismatch(station, Notice::OtherKey { station, has_key });
     }
 
     /// Reports what is wrong with the key of a station, once.
-    pub(super) fn note_other(&mut self, station: Station, notice: Notice) {
+    pub(super) fn report_mismatch(&mut self, station: Station, notice: Notice) {
         let known = &mut self.openings.other_keys.stations;
         if known.len() < STATIONS_MAX && !known.contains(&station) {
             known.push(station);

@@ -59,7 +59,7 @@ impl Peer {
     #[inline]
     pub(super) fn charge_last(&mut self, sent: &mut SentPool, cost: u32, kept: bool) {
         self.credit_used = self.credit_used.wrapping_add(cost);
-        self.has_asked = false;
+        self.has_requested_credit = false;
         if let Some(idx) = self.snd.last(sent).filter(|_| kept) {
             sent[idx].units = cost;
         }
@@ -598,7 +598,7 @@ impl Sending<'_> {
     /// sends first and receives later may wait for in vain.
     #[cold]
     fn ask_for_credit(&mut self, now: Instant, p: PeerIdx, out: &mut dyn FrameSink) -> Step {
-        if self.peers[p].has_asked {
+        if self.peers[p].has_requested_credit {
             return Step::Wait;
         }
         if !self.port.can_keep(self.sent) {
@@ -610,7 +610,7 @@ impl Sending<'_> {
             return Step::Full;
         }
         let peer = &mut self.peers[p];
-        (peer.asked_at, peer.has_asked) = (psn, true);
+        (peer.credit_requested_at, peer.has_requested_credit) = (psn, true);
         Step::Wait
     }
 
@@ -742,7 +742,7 @@ impl Sending<'_> {
             self.tx[wr].unacked += 1;
         }
         if ends && !peer.path.is_lossless() {
-            self.acks.left(&mut self.due.todo, p, peer, ar);
+            self.acks.note_sent(&mut self.due.todo, p, peer, ar);
         }
         true
     }

@@ -272,7 +272,7 @@ impl Node {
             return Step::Full;
         }
         let peer = &mut self.peers[p];
-        peer.has_asked = false;
+        peer.has_requested_credit = false;
         if let Some(idx) = peer.snd.last(&self.sent) {
             self.sent[idx].units = cost;
         }
@@ -359,7 +359,7 @@ impl Operations<'_> {
             let p = wr.peer;
             if self.packs.nagle.holds() && self.objects.peers[p].state == State::Open {
                 // What is in flight was to be asked about with this packet.
-                self.objects.peers[p].ask();
+                self.objects.peers[p].request_ping();
                 self.objects.due.make_ready(self.objects.peers, p);
             }
             self.packs.close_open(self.objects.due);

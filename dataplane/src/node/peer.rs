@@ -129,7 +129,7 @@ impl SourceName {
         if self.addr < LONG {
             return Some(FiAddr::from(self.addr));
         }
-        if self.addr == NONE { None } else { Self::long((at, av), (p, inc), ep) }
+        if self.addr == NONE { None } else { Self::lookup_long((at, av), (p, inc), ep) }
     }
 
     #[inline(never)]
@@ -141,7 +141,7 @@ impl SourceName {
 
     /// An address set by the user that is longer than an index.
     #[cold]
-    fn long((at, av): (AvIdx, &Avs), (p, inc): (PeerIdx, u64), ep: u16) -> Option<FiAddr> {
+    fn lookup_long((at, av): (AvIdx, &Avs), (p, inc): (PeerIdx, u64), ep: u16) -> Option<FiAddr> {
         av[at].av.reverse(p, inc, ep)
     }
 }
@@ -257,9 +257,9 @@ pub(crate) struct Peer {
     /// repeated before the peer is declared dead.
     pub(crate) pings: u8,
     /// The last packet sent had no AR, and a completion waits for its acknowledgement.
-    pub(crate) unasked: bool,
-    /// Is in the queue of peers with `unasked`.
-    pub(crate) is_listed_unasked: bool,
+    pub(crate) lacks_ar: bool,
+    /// Is in the queue of peers with `lacks_ar`.
+    pub(crate) in_tail_queue: bool,
     /// A NOP must go out, so that the receiver of an unfinished message learns that no more
     /// follows.
     pub(crate) want_nop: bool,
@@ -293,8 +293,8 @@ pub(crate) struct Peer {
     /// The PSN of a refused packet without a record, if [`has_nop_for`](Self::has_nop_for): a NOP
     /// with that PSN must go out.
     pub(crate) nop_for: Psn,
-    /// The packet that requested credit, if [`has_asked`](Self::has_asked).
-    pub(crate) asked_at: Psn,
+    /// The packet that requested credit, if [`has_requested_credit`](Self::has_requested_credit).
+    pub(crate) credit_requested_at: Psn,
     pub(crate) epoch: u32,
     pub(crate) peer_epoch: u32,
     /// Epochs of `inc` up to this one have ended.
@@ -317,7 +317,7 @@ pub(crate) struct Peer {
     /// Is in the queue of peers with waiting pulls.
     pub(crate) in_pull_queue: bool,
     /// Credit was requested, and none of it was used since.
-    pub(crate) has_asked: bool,
+    pub(crate) has_requested_credit: bool,
     /// Its frames are shorter than both ends accept: a search for the longest that passes is under
     /// way.
     pub(crate) searches: bool,
@@ -441,7 +441,7 @@ impl Peer {
     }
 
     /// Identity of the peer: its station and tenant.
-    pub(crate) fn who(&self) -> (Station, Tenant) {
+    pub(crate) fn identity(&self) -> (Station, Tenant) {
         (self.station(), self.tenant)
     }
 
@@ -643,7 +643,7 @@ impl Peer {
 
     /// Whether the last packet that arrived had AR.
     #[inline(always)]
-    pub(crate) fn has_asked_last(&self) -> bool {
+    pub(crate) fn last_had_ar(&self) -> bool {
         self.ar_psn == self.rx_newest
     }
 
@@ -693,13 +693,13 @@ impl Peer {
     }
 
     /// Requests a PING in this turn.
-    pub(crate) fn ask(&mut self) {
+    pub(crate) fn request_ping(&mut self) {
         self.pings = self.pings.max(1);
     }
 
     /// Whether the peer was probed often enough to be declared dead if it does not answer: an
     /// opening session by two OPENs after the first, an open one by [`PROBES_MIN`] probes.
-    pub(crate) fn was_asked(&self) -> bool {
+    pub(crate) fn was_probed(&self) -> bool {
         match self.state {
             State::Open => self.probes >= PROBES_MIN,
             _ => self.backoff >= 2,
@@ -755,7 +755,7 @@ impl Peer {
 
     /// Whether credit was requested and the peer has answered without granting enough.
     pub(super) fn credit_is_short(&self) -> bool {
-        self.has_asked && self.snd.una.since(self.asked_at) > 0
+        self.has_requested_credit && self.snd.una.since(self.credit_requested_at) > 0
     }
 
     /// Payload bytes that fit behind `op_len` bytes of operation header.

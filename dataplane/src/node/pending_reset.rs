@@ -24,7 +24,7 @@ pub(super) struct PendingReset {
 impl Openings {
     /// Cancels the pending reset: an authentic frame of the open session with `p` has arrived.
     #[inline]
-    pub(super) fn trust(&mut self, p: PeerIdx) {
+    pub(super) fn cancel_reset(&mut self, p: PeerIdx) {
         if !self.pending_resets.is_empty() {
             self.pending_resets.remove(&p);
         }
@@ -43,14 +43,14 @@ impl Control<'_> {
     pub(super) fn note_unproven_reset(&mut self, now: Instant, p: PeerIdx, rst: &RstOp) {
         self.openings.pending_resets.entry(p).or_insert(PendingReset { since: now, rst: *rst });
         if self.peers[p].state == State::Open {
-            self.peers[p].ask();
+            self.peers[p].request_ping();
             self.due.make_ready(self.peers, p);
         }
         self.arm_timer(now, p);
     }
 
     /// Takes the reset to apply, once its deadline has passed and nothing authentic has arrived.
-    pub(super) fn proven_reset(&mut self, p: PeerIdx) -> Option<RstOp> {
+    pub(super) fn take_due_reset(&mut self, p: PeerIdx) -> Option<RstOp> {
         let over = self.openings.reset_deadline(p, self.settings.t_dead_ns);
         let ends = self.turn.is_over(over);
         ends.then(|| {

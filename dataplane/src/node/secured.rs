@@ -97,7 +97,7 @@ pub(crate) struct Seals {
     /// Sessions with keys.
     pub(super) sessions: Sessions,
     /// When the age of keys is checked next.
-    pub(super) look_at: Instant,
+    pub(super) key_check_at: Instant,
     /// The key that verified the tag of the current OPEN, if that OPEN has a handshake message.
     verified_key: Option<KeyId>,
     /// That OPEN as received, up to the tag.
@@ -130,9 +130,9 @@ enum Sealing {
     /// Replaced by this many bytes of [`Seals::tx`].
     Sealed(usize),
     /// Deferred: the port had no room a moment ago.
-    Later,
+    Deferred,
     /// Dropped: there is no key for it.
-    Not,
+    Dropped,
 }
 
 impl Seals {
@@ -146,7 +146,7 @@ impl Seals {
             ring,
             offers: HashMap::new(),
             sessions: Sessions::default(),
-            look_at: Instant(0),
+            key_check_at: Instant(0),
             verified_key: None,
             verified_open: Vec::new(),
             cert_budget: CertBudget::default(),
@@ -183,7 +183,7 @@ impl Seals {
             self.check(frame)
         } else {
             let tag_key = self.ring.tag_key_for(sealed::tenant(frame.head)).cloned();
-            tag_key.map_or(Sealing::Not, |tag_key| {
+            tag_key.map_or(Sealing::Dropped, |tag_key| {
                 self.end(frame, &Ending { message: &[], finished: None, tag_key: &tag_key })
             })
         }
@@ -193,17 +193,17 @@ impl Seals {
     fn seal(&mut self, frame: &TxFrame<'_>, mut near: impl FnMut() -> bool) -> Sealing {
         let sid = sealed::dst_sid(frame.head);
         let Some(session) = self.sessions.get_mut(&(frame.dst().word(), sid)) else {
-            return if near() { Sealing::Clear } else { Sealing::Not };
+            return if near() { Sealing::Clear } else { Sealing::Dropped };
         };
         if self.now < session.backoff.not_before {
-            return Sealing::Later;
+            return Sealing::Deferred;
         }
         self.waited_ns = std::mem::take(&mut session.backoff.wait_ns);
         // A packet without payload may be followed by padding, which tests the path.
         let body = if sealed::plen(frame.head) == 0 { 0 } else { frame.body.len() };
         let end = frame.head.len() + body;
         let len = frame.len().max(end + TAG_LEN);
-        let Some(bytes) = self.tx.get_mut(..len) else { return Sealing::Not };
+        let Some(bytes) = self.tx.get_mut(..len) else { return Sealing::Dropped };
         let (head, rest) = bytes.split_at_mut(frame.head.len());
         head.copy_from_slice(frame.head);
         if body > 0 {
@@ -226,19 +226,19 @@ impl Seals {
         if kind.is_answer && !kind.is_challenge {
             let session = self.sessions.get(&(dst, sealed::dst_sid(frame.head)));
             let answer = session.and_then(|s| Some((s.answer.clone()?, s.remote_sid)));
-            let Some((answer, sid)) = answer else { return Sealing::Not };
+            let Some((answer, sid)) = answer else { return Sealing::Dropped };
             let Answered { message, finished, tag_key, .. } = &*answer;
             let finished = finished.tag_key();
             let ending = Ending { message, finished: Some(&finished), tag_key };
             return self.end_of(frame, &ending, |head| sealed::set_answered(head, sid));
         }
         let tenant = sealed::tenant(frame.head);
-        let Some(tag_key) = self.ring.tag_key_for(tenant).cloned() else { return Sealing::Not };
+        let Some(tag_key) = self.ring.tag_key_for(tenant).cloned() else { return Sealing::Dropped };
         let message = match kind.is_challenge {
             true => Some(Message::new()),
             false => self.offer((dst, tenant), &kind),
         };
-        let Some(message) = message else { return Sealing::Not };
+        let Some(message) = message else { return Sealing::Dropped };
         self.end(frame, &Ending { message: &message, finished: None, tag_key: &tag_key })
     }
 
@@ -283,7 +283,7 @@ impl Seals {
         let head = frame.head.len();
         let is_open = sealed::ty_of(frame.head) == Some(Ty::Open);
         let len = frame.len().max(head + ending.len(is_open));
-        let Some(bytes) = self.tx.get_mut(..len) else { return Sealing::Not };
+        let Some(bytes) = self.tx.get_mut(..len) else { return Sealing::Dropped };
         bytes[..head].copy_from_slice(frame.head);
         edit(&mut bytes[..head]);
         ending.put(bytes, head);
@@ -298,20 +298,20 @@ impl Seals {
     }
 
     /// The number here of the session of `tenant` for which `peer` chose `sid`, if there is one.
-    fn name_of(&self, peer: u64, tenant: Tenant, sid: u32) -> Option<u32> {
+    fn local_sid(&self, peer: u64, tenant: Tenant, sid: u32) -> Option<u32> {
         let is_it = |name: &u32| {
             let session = self.sessions.get(&(peer, *name));
             session.is_some_and(|s| (s.tenant, s.remote_sid) == (tenant, sid))
         };
-        names_for(sid).find(is_it)
+        local_sids(sid).find(is_it)
     }
 
     /// Stores a session with `peer`, in place of a previous one of the same sid. False if the
     /// station has too many sessions, which the limit on keys rules out.
-    fn keep(&mut self, peer: u64, session: Box<Session>) -> bool {
+    fn insert_session(&mut self, peer: u64, session: Box<Session>) -> bool {
         let (tenant, sid) = (session.tenant, session.remote_sid);
         let is_free = |name: &u32| !self.sessions.contains_key(&(peer, *name));
-        let name = self.name_of(peer, tenant, sid).or_else(|| names_for(sid).find(is_free));
+        let name = self.local_sid(peer, tenant, sid).or_else(|| local_sids(sid).find(is_free));
         name.map(|name| self.sessions.insert((peer, name), session)).is_some()
     }
 
@@ -333,7 +333,7 @@ impl Seals {
 }
 
 /// The numbers under which a session may be kept whose peer chose `sid`.
-fn names_for(sid: u32) -> impl Iterator<Item = u32> {
+fn local_sids(sid: u32) -> impl Iterator<Item = u32> {
     (0..=STATION_SESSIONS).map(move |i| sid.wrapping_add(i)).filter(|&name| name != 0)
 }
 
@@ -350,8 +350,8 @@ impl SealingSink<'_> {
         let sealed = match &way {
             Sealing::Clear => *frame,
             Sealing::Sealed(len) => TxFrame::whole(&seals.tx[..*len]),
-            Sealing::Later => return Tx::Full,
-            Sealing::Not => return Tx::NoRoute,
+            Sealing::Deferred => return Tx::Full,
+            Sealing::Dropped => return Tx::NoRoute,
         };
         let sent = if alone { out.send_alone(&sealed) } else { out.send(&sealed) };
         if sent != Tx::Sent {
@@ -392,14 +392,14 @@ impl Openings {
     /// may have the same sid, is dropped.
     pub(super) fn take_keys(&mut self, peer: Station, op: &OpenOp) -> Option<Box<Session>> {
         let seals = self.seals.as_mut()?;
-        let name = seals.name_of(peer.word(), seals.frame_tenant, op.sid)?;
+        let name = seals.local_sid(peer.word(), seals.frame_tenant, op.sid)?;
         seals.sessions.remove(&(peer.word(), name))
     }
 
     /// Puts the keys back.
     pub(super) fn put_keys(&mut self, peer: Station, keys: Option<Box<Session>>) {
         if let (Some(seals), Some(keys)) = (&mut self.seals, keys) {
-            seals.keep(peer.word(), keys);
+            seals.insert_session(peer.word(), keys);
         }
     }
 
@@ -407,7 +407,7 @@ impl Openings {
     /// that number.
     pub(super) fn name_session(&mut self, peer: &Peer, sid: u32) -> u32 {
         let seals = self.seals.as_ref();
-        let name = seals.and_then(|seals| seals.name_of(peer.addr, peer.tenant, sid));
+        let name = seals.and_then(|seals| seals.local_sid(peer.addr, peer.tenant, sid));
         let name = name.unwrap_or(sid);
         if name != sid {
             self.other_names.insert(peer.slot(), sid);
@@ -662,7 +662,7 @@ impl Control<'_> {
         match opened {
             Ok(()) => {
                 let p = peer.slot();
-                self.openings.trust(p);
+                self.openings.cancel_reset(p);
             }
             Err(OpenError::Forged) => {
                 self.observed.note_claim(self.counters, raw.src, SealFault::Forged)
@@ -674,17 +674,17 @@ impl Control<'_> {
         opened.is_ok()
     }
 
-    /// Answers the handshake message of `op`, an OPEN of peer `who`: the session has keys from now
-    /// on. False, and nothing has happened, if the message does not verify or the certificate is
-    /// refused. True without a key.
-    pub(super) fn respond(&mut self, who: (Station, Tenant), base: &Base, op: &OpenOp) -> bool {
+    /// Answers the handshake message of `op`, an OPEN of peer `peer_id`: the session has keys from
+    /// now on. False, and nothing has happened, if the message does not verify or the certificate
+    /// is refused. True without a key.
+    pub(super) fn respond(&mut self, peer_id: (Station, Tenant), base: &Base, op: &OpenOp) -> bool {
         if !self.port.is_sealed(op) {
             return true;
         }
         if !self.may_verify_certificate(base) {
             return false;
         }
-        let (peer, tenant) = (who.0.word(), who.1);
+        let (peer, tenant) = (peer_id.0.word(), peer_id.1);
         let aes = self.settings.aes && op.has_aes();
         let Some(seals) = &mut self.openings.seals else { return false };
         let OpenOp { inc, sid, epoch, .. } = *op;
@@ -710,18 +710,18 @@ impl Control<'_> {
         let (remote_sid, remote_epoch) = (sid, epoch);
         let session =
             Session { keys, remote_sid, remote_epoch, tenant, answer, pending, age, backoff };
-        if !seals.keep(peer, Box::new(session)) {
+        if !seals.insert_session(peer, Box::new(session)) {
             self.counters.rx_bad_open += 1;
             return false;
         }
         seals.offers.remove(&(peer, tenant));
-        self.openings.note_look(self.turn.polled_at, base, true);
+        self.openings.note_verified(self.turn.polled_at, base, true);
         true
     }
 
     /// Completes the handshake that this node initiated, with the peer's answer `op`. Returns as
     /// [`respond`](Self::respond).
-    pub(super) fn agree(&mut self, p: PeerIdx, base: &Base, op: &OpenOp) -> bool {
+    pub(super) fn finish_handshake(&mut self, p: PeerIdx, base: &Base, op: &OpenOp) -> bool {
         if !self.port.is_sealed(op) {
             return true;
         }
@@ -751,18 +751,18 @@ impl Control<'_> {
         let (answer, backoff) = (None, Backoff::default());
         let session =
             Session { keys, remote_sid, remote_epoch, tenant, answer, pending, age, backoff };
-        if !seals.keep(peer, Box::new(session)) {
+        if !seals.insert_session(peer, Box::new(session)) {
             self.counters.rx_bad_open += 1;
             return false;
         }
-        self.openings.note_look(self.turn.polled_at, base, true);
+        self.openings.note_verified(self.turn.polled_at, base, true);
         true
     }
 
     /// Whether our OPEN to `p` prevails over `op`, which crosses it: there is one handshake, so
     /// both ends must choose the same. An OPEN that names the other's incarnation prevails over one
     /// that does not; otherwise that of the greater station does.
-    pub(super) fn keeps_offer(&mut self, p: PeerIdx, op: &OpenOp) -> bool {
+    pub(super) fn open_prevails(&mut self, p: PeerIdx, op: &OpenOp) -> bool {
         let peer = &self.peers[p];
         let crosses = peer.state == State::Opening
             && self.openings.has_opened(p)

@@ -96,7 +96,7 @@ impl Sending<'_> {
             segments.put_offset(&mut self.sent[idx].op, offset);
             wr.unacked += 1;
             if last && !lossless {
-                self.acks.left(&mut self.due.todo, p, peer, base.ar);
+                self.acks.note_sent(&mut self.due.todo, p, peer, base.ar);
             }
         }
         Step::Sent

@@ -28,7 +28,7 @@ pub(crate) const REPLIES_MAX: usize = 64;
 
 /// Records that one search for a record to evict examines when an OPEN finds the peer table full.
 /// If none of them can be evicted the OPEN is dropped, and its sender repeats it.
-const EVICT_LOOKS: usize = 16;
+const EVICT_SCAN: usize = 16;
 
 impl Replies {
     /// Counts a reply to a station without a session, and returns whether it is within the rate
@@ -81,7 +81,7 @@ impl Sessions<'_> {
             return;
         }
         let other = op.target_inc != 0 && op.target_inc != me;
-        if other && !planted(Bug::NoIncarnationCheck) || self.control().is_unnamed(op) {
+        if other && !planted(Bug::NoIncarnationCheck) || self.control().lacks_incarnation(op) {
             self.control().refuse_open(now, base, op, RstReason::WrongIncarnation);
             return;
         }
@@ -103,8 +103,8 @@ impl Sessions<'_> {
         let (ours, theirs, over) = compare(peer, op);
         let named = peer.inc == 0 || peer.inc == op.inc;
         let (state, sealed) = (peer.state, self.port.is_sealed(op));
-        let who = peer.who();
-        if self.control().keeps_offer(p, op) {
+        let identity = peer.identity();
+        if self.control().open_prevails(p, op) {
             return;
         }
         match state {
@@ -114,7 +114,7 @@ impl Sessions<'_> {
             State::Idle if over => self.control().refuse_open(now, base, op, RstReason::Closed),
             State::Idle => self.control().answer(now, p, base, op, len),
             State::Opening if ours && (named || planted(Bug::NoIncarnationCheck)) => {
-                if !self.control().agree(p, base, op) {
+                if !self.control().finish_handshake(p, base, op) {
                     return;
                 }
                 self.control().pair(p, base, op);
@@ -130,7 +130,7 @@ impl Sessions<'_> {
                 // answer to our OPEN will report that.
                 self.counters.rx_bad_open += 1;
             }
-            State::Opening if !self.control().respond(who, base, op) => {}
+            State::Opening if !self.control().respond(identity, base, op) => {}
             State::Opening => {
                 let claimed = self.peers[p].inc == 0;
                 self.control().pair(p, base, op);
@@ -150,7 +150,7 @@ impl Sessions<'_> {
                     true => {
                         self.control().note_unproven_reset(now, p, &RstOp::unknown_session(op.inc))
                     }
-                    false => self.open_again(now, p, false),
+                    false => self.reopen(now, p, false),
                 }
             }
             State::Answered if theirs && ours => {
@@ -166,7 +166,7 @@ impl Sessions<'_> {
             State::Answered if over || op.is_answer() => {
                 self.control().refuse_open(now, base, op, RstReason::UnknownSession);
             }
-            State::Answered => self.answer_anew(now, p, base, op, len),
+            State::Answered => self.replace_answered(now, p, base, op, len),
             State::Open if theirs => {
                 self.peers[p].ack_now = true;
                 self.due.make_ready(self.peers, p);
@@ -176,7 +176,7 @@ impl Sessions<'_> {
                 // packet tells which.
                 self.counters.rx_bad_open += 1;
                 self.counters.tx_probes += 1;
-                self.peers[p].ask();
+                self.peers[p].request_ping();
                 self.due.make_ready(self.peers, p);
             }
         }
@@ -185,11 +185,11 @@ impl Sessions<'_> {
     /// Answers an OPEN of a peer that gave up the session we had answered: our session pairs with
     /// that one only (S3). Queued operations go out with the new session, unless they name another
     /// incarnation.
-    fn answer_anew(&mut self, now: Instant, p: PeerIdx, base: &Base, op: &OpenOp, len: u16) {
+    fn replace_answered(&mut self, now: Instant, p: PeerIdx, base: &Base, op: &OpenOp, len: u16) {
         // Before the present session ends: a refused OPEN changes nothing.
         let first = self.openings.first_psn();
-        let who = self.peers[p].who();
-        if !self.control().respond(who, base, op) {
+        let identity = self.peers[p].identity();
+        if !self.control().respond(identity, base, op) {
             return;
         }
         let answered = self.openings.take_keys(base.src, op);
@@ -200,7 +200,7 @@ impl Sessions<'_> {
             self.control().forget(p);
         }
         if self.peers[p].inc != op.inc {
-            self.operations().end_named(now, p);
+            self.operations().end_other_incarnation(now, p);
         }
         self.openings.put_keys(base.src, answered);
         self.control().begin_answer(now, p, (base, op), len, first);
@@ -217,7 +217,7 @@ impl Sessions<'_> {
         if !self.control().respond((base.src, tenant), base, op) {
             return;
         }
-        match self.peer_of(now, base.src, tenant, EVICT_LOOKS) {
+        match self.peer_of(now, base.src, tenant, EVICT_SCAN) {
             Some(p) => self.control().begin_answer(now, p, (base, op), len, first),
             None => {
                 self.counters.rx_bad_open += 1;
@@ -254,7 +254,7 @@ impl Sessions<'_> {
         }
         let unnamed = op.reason == RstReason::WrongIncarnation;
         if unnamed && peer.inc != 0 && op.life == wire::life_of(peer.inc) {
-            return self.control().name_life(p);
+            return self.control().reopen_named(p);
         }
         if peer.path.is_sealed() && self.openings.has_certificate() {
             // Any station can make its tag.
@@ -273,7 +273,7 @@ impl Sessions<'_> {
         let stale_answer = peer.state == State::Answered && op.reason == RstReason::UnknownSession;
         let other_life = peer.state != State::Open && op.reason == RstReason::WrongIncarnation;
         if stale_answer || other_life {
-            self.open_again(now, p, other_life);
+            self.reopen(now, p, other_life);
             return;
         }
         self.reset(now, p, op);
@@ -303,13 +303,13 @@ impl Sessions<'_> {
     /// The other end does not know the session that we opened or answered, or has another
     /// incarnation (`other_life`). Nothing was sent yet: queued operations go out with the next
     /// session, unless they name that incarnation.
-    pub(super) fn open_again(&mut self, now: Instant, p: PeerIdx, other_life: bool) {
+    pub(super) fn reopen(&mut self, now: Instant, p: PeerIdx, other_life: bool) {
         let (claimed, last_rx) = (self.peers[p].is_life_claimed, self.peers[p].last_rx);
         self.control().forget(p);
         if other_life {
             // Operations that name an incarnation name another than the claimed one.
             if !claimed {
-                self.operations().end_named(now, p);
+                self.operations().end_other_incarnation(now, p);
             }
             self.control().note_life(p, 0);
             self.peers[p].closed_epoch = 0;
@@ -500,7 +500,7 @@ impl Control<'_> {
         (peer.owed, peer.ack_now, peer.pings, peer.want_nop) = (0, false, 0, false);
         peer.quick_ack = true;
         (peer.marked, peer.takes_echo, peer.dups) = (false, false, 0);
-        (peer.nack.want, peer.has_nop_for, peer.has_asked) = (false, false, false);
+        (peer.nack.want, peer.has_nop_for, peer.has_requested_credit) = (false, false, false);
         peer.searches = false;
         peer.want_open = true;
         peer.opens = state == State::Opening;
@@ -536,7 +536,7 @@ impl Control<'_> {
 
     /// Whether an OPEN names no incarnation although this node requires its own: the sender did not
     /// get the address from an application.
-    fn is_unnamed(&mut self, op: &OpenOp) -> bool {
+    fn lacks_incarnation(&mut self, op: &OpenOp) -> bool {
         let by_name = self.settings.by_name || planted(Bug::NamelessTaken);
         let unnamed = op.target_inc == 0 && !by_name;
         self.counters.rx_unnamed += u64::from(unnamed);
@@ -546,7 +546,7 @@ impl Control<'_> {
     /// Answers a first OPEN with a new session.
     fn answer(&mut self, now: Instant, p: PeerIdx, base: &Base, op: &OpenOp, len: u16) {
         let first = self.openings.first_psn();
-        if self.respond(self.peers[p].who(), base, op) {
+        if self.respond(self.peers[p].identity(), base, op) {
             self.begin_answer(now, p, (base, op), len, first);
         }
     }
@@ -622,12 +622,12 @@ impl Control<'_> {
         let path = self.peers[p].path;
         let looks_up = self.settings.inserted && !planted(Bug::StrangerUnasked);
         let asks = looks_up || path.is_lossless() && path.has_crc();
-        !asks && !self.observed.losses.concern(p)
+        !asks && !self.observed.losses.has_report(p)
     }
 
     fn refuse_open(&mut self, now: Instant, base: &Base, op: &OpenOp, reason: RstReason) {
         self.counters.rx_bad_open += 1;
-        self.open_anew(now, base.src);
+        self.repeat_open(now, base.src);
         self.reset_open(now, base, op, reason);
     }
 
@@ -648,7 +648,7 @@ impl Control<'_> {
     /// Processes a packet of a session that does not exist here.
     pub(super) fn on_no_session(&mut self, now: Instant, src: Station, sid: u32, psn: Psn) {
         self.counters.rx_no_session += 1;
-        self.open_anew(now, src);
+        self.repeat_open(now, src);
         let rst = RstOp {
             echo_sid: sid,
             echo_psn: psn,
@@ -669,7 +669,7 @@ impl Control<'_> {
     /// The peer polls and has our OPEN, but has or wants a session with an earlier incarnation of
     /// this node. An RST tells it that the incarnation has ended; it may have dropped our OPEN
     /// before. So the OPEN is repeated, even where the port keeps it in the peer's memory.
-    fn open_anew(&mut self, now: Instant, src: Station) {
+    fn repeat_open(&mut self, now: Instant, src: Station) {
         let known = self.by_station.get(self.peers, src, Tenant::NONE);
         let Some(p) = known else { return };
         let peer = &self.peers[p];
@@ -709,7 +709,7 @@ impl Control<'_> {
 
     /// The peer refused an OPEN that left before we knew its incarnation. Now it is known, and the
     /// next OPEN names it. If the peer has opened a session meanwhile, that session stays.
-    fn name_life(&mut self, p: PeerIdx) {
+    fn reopen_named(&mut self, p: PeerIdx) {
         if self.peers[p].state == State::Opening {
             self.peers[p].want_open = true;
             self.due.make_ready(self.peers, p);
@@ -724,7 +724,7 @@ impl Control<'_> {
         let peer = &mut self.peers[p];
         let paired = matches!(peer.state, State::Answered | State::Open);
         self.observed.tallies[p.at()].end(peer.snd.nxt, paired.then_some(peer.rcv_nxt));
-        self.blocks.take_back(peer);
+        self.blocks.revoke(peer);
         if paired {
             // Without an answer the epoch is that of an earlier session, perhaps of another
             // incarnation.

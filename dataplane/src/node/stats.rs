@@ -378,20 +378,20 @@ const STEP: u32 = 64;
 /// while the node works. Sums over a table are those of its last complete scan.
 #[derive(Debug, Default)]
 pub struct Survey {
-    eps: Walk<EpSums>,
-    cqs: Walk<CqSums>,
-    peers: Walk<usize>,
+    eps: Scan<EpSums>,
+    cqs: Scan<CqSums>,
+    peers: Scan<usize>,
 }
 
 /// Progress of a scan: its position, its sums so far, and those of the last complete scan.
 #[derive(Debug, Default)]
-struct Walk<S> {
+struct Scan<S> {
     at: u32,
     under_way: S,
     last: S,
 }
 
-impl<S: Default> Walk<S> {
+impl<S: Default> Scan<S> {
     /// Slots of the next step, for a table with `slots` slots.
     fn step(&self, slots: u32) -> std::ops::Range<u32> {
         self.at.min(slots)..slots.min(self.at.saturating_add(STEP))
@@ -431,25 +431,25 @@ pub trait SurveySink {
 }
 
 impl Cqs {
-    fn survey(&self, walk: &mut Walk<CqSums>) {
-        let step = walk.step(self.slots());
+    fn survey(&self, scan: &mut Scan<CqSums>) {
+        let step = scan.step(self.slots());
         for table in step.clone().filter_map(|idx| self.get(CqIdx::of(idx))) {
-            walk.under_way.late += table.rest.late.len();
-            walk.under_way.reserved += table.cq.reserved();
+            scan.under_way.late += table.rest.late.len();
+            scan.under_way.reserved += table.cq.reserved();
         }
-        walk.advance_to(step.end, self.slots());
+        scan.advance_to(step.end, self.slots());
     }
 }
 
 impl Eps {
-    fn survey(&self, walk: &mut Walk<EpSums>, sink: &mut impl SurveySink) {
-        let step = walk.step(self.slots());
+    fn survey(&self, scan: &mut Scan<EpSums>, sink: &mut impl SurveySink) {
+        let step = scan.step(self.slots());
         for idx in step.clone().map(EpIdx::of) {
             let Some(ep) = self.get(idx) else {
                 sink.endpoint(idx, None);
                 continue;
             };
-            let sums = &mut walk.under_way;
+            let sums = &mut scan.under_way;
             sums.sent += ep.counters.sent;
             sums.received += ep.received();
             sums.tx += ep.tx_used as usize - usize::from(ep.ops_reserved);
@@ -458,7 +458,7 @@ impl Eps {
             let shown = ep.sharers.is_none() && ep.deferred_for == EpIdx::NONE;
             sink.endpoint(idx, shown.then(|| ep_counters(ep)).as_ref());
         }
-        walk.advance_to(step.end, self.slots());
+        scan.advance_to(step.end, self.slots());
     }
 
     /// The counters of one endpoint.
@@ -578,14 +578,14 @@ struct SessionReader<'a> {
 }
 
 impl SessionReader<'_> {
-    fn survey(&mut self, walk: &mut Walk<usize>, sink: &mut impl SurveySink) {
-        let step = walk.step(self.peers.slots());
+    fn survey(&mut self, scan: &mut Scan<usize>, sink: &mut impl SurveySink) {
+        let step = scan.step(self.peers.slots());
         for p in step.clone().map(PeerIdx::of) {
             let stats = self.stats(p);
-            walk.under_way += usize::from(stats.is_some());
+            scan.under_way += usize::from(stats.is_some());
             sink.session(p, stats.as_ref());
         }
-        walk.advance_to(step.end, self.peers.slots());
+        scan.advance_to(step.end, self.peers.slots());
     }
 
     fn stats(&mut self, p: PeerIdx) -> Option<SessionStats> {

@@ -15,7 +15,7 @@ use crate::wire;
 const UNIT_BITS: u32 = 17;
 
 /// Consecutive timeouts after which a session is checked.
-const REPEATED: u8 = 2;
+const TIMEOUTS_MIN: u8 = 2;
 
 /// The oldest packet in flight, and how long it has been retransmitted while the peer answered.
 /// Times are in units of [`UNIT_BITS`] and wrap after six days.
@@ -29,7 +29,7 @@ pub(crate) struct Progress {
     /// How long it has not got through while the peer answered.
     stuck: u32,
     /// Time of the last check.
-    looked_at: u32,
+    checked_at: u32,
     /// Time of the last answer, and whether one has arrived since the last check.
     answered_at: u32,
     is_answered: bool,
@@ -39,20 +39,20 @@ impl Progress {
     /// Updates the record at `now`, and returns how long nothing has got through to a peer that
     /// answers. The time between two checks counts up to `most`; time without an answer does not
     /// count once it exceeds twice that.
-    fn look(&mut self, now: u32, oldest: Psn, most: u32) -> u32 {
+    fn update(&mut self, now: u32, oldest: Psn, most: u32) -> u32 {
         if oldest != self.oldest {
-            let (looked_at, answered_at) = (now, now);
-            *self = Self { oldest, stuck: 0, looked_at, answered_at, is_answered: false };
+            let (checked_at, answered_at) = (now, now);
+            *self = Self { oldest, stuck: 0, checked_at, answered_at, is_answered: false };
             return 0;
         }
         if std::mem::take(&mut self.is_answered) {
             self.answered_at = now;
         }
-        let gap = now.wrapping_sub(self.looked_at).min(most);
+        let gap = now.wrapping_sub(self.checked_at).min(most);
         if now.wrapping_sub(self.answered_at) <= 2 * most {
             self.stuck += gap;
         }
-        self.looked_at = now;
+        self.checked_at = now;
         self.stuck
     }
 }
@@ -76,7 +76,7 @@ impl Node {
         let t_dead = (self.settings.t_dead_ns >> UNIT_BITS) as u32;
         let peer = &self.peers[p];
         // On a lossy path one or two losses in a row say nothing about the path.
-        let repeated = peer.path.is_lossless() || peer.backoff > REPEATED;
+        let repeated = peer.path.is_lossless() || peer.backoff > TIMEOUTS_MIN;
         if peer.snd.in_flight() == 0 || !repeated {
             if !self.openings.progress.is_empty() {
                 self.openings.progress.remove(&p);
@@ -86,7 +86,7 @@ impl Node {
         let oldest = peer.snd.una;
         // At most T_dead / 8: probes go out every tenth, so the peer answers as often.
         let progress = self.openings.progress.entry(p).or_default();
-        let stuck = progress.look((now.0 >> UNIT_BITS) as u32, oldest, t_dead / 8);
+        let stuck = progress.update((now.0 >> UNIT_BITS) as u32, oldest, t_dead / 8);
         if stuck < t_dead || planted(Bug::ProgressUnbounded) {
             return false;
         }
@@ -111,7 +111,7 @@ impl Sessions<'_> {
         let progress = self.openings.progress.entry(p).or_default();
         // No answer of the peer is needed.
         progress.is_answered = true;
-        if progress.look((now.0 >> UNIT_BITS) as u32, next, t_dead / 8) < t_dead {
+        if progress.update((now.0 >> UNIT_BITS) as u32, next, t_dead / 8) < t_dead {
             return false;
         }
         self.counters.sessions_stuck += 1;
@@ -137,16 +137,15 @@ impl Sending<'_> {
 mod tests {
     use super::*;
 
-    /// How long nothing got through after the checks `(gap, answered)` of `looks`, with a `most` of
-    /// 10.
-    fn stuck(looks: &[(u32, bool)]) -> u32 {
+    /// How long nothing got through after `checks` of (gap, answered), with a `most` of 10.
+    fn stuck(checks: &[(u32, bool)]) -> u32 {
         let (mut progress, mut now) = (Progress::default(), 5);
-        progress.look(now, Psn(7), 10);
+        progress.update(now, Psn(7), 10);
         let mut stuck = 0;
-        for &(gap, is_answered) in looks {
+        for &(gap, is_answered) in checks {
             now += gap;
             progress.is_answered = is_answered;
-            stuck = progress.look(now, Psn(7), 10);
+            stuck = progress.update(now, Psn(7), 10);
         }
         stuck
     }
@@ -164,10 +163,10 @@ mod tests {
         let mut progress = Progress::default();
         for now in 1..9 {
             progress.is_answered = true;
-            progress.look(now, Psn(1), 10);
+            progress.update(now, Psn(1), 10);
         }
-        assert_eq!(progress.look(9, Psn(1), 10), 8);
-        assert_eq!(progress.look(10, Psn(2), 10), 0);
-        assert_eq!(progress.look(11, Psn(2), 10), 1);
+        assert_eq!(progress.update(9, Psn(1), 10), 8);
+        assert_eq!(progress.update(10, Psn(2), 10), 0);
+        assert_eq!(progress.update(11, Psn(2), 10), 1);
     }
 }

@@ -22,13 +22,13 @@ use crate::types::Instant;
 /// the earlier ones when it polls: repetitions become less and less frequent. They do not end,
 /// since a live process may drop frames that are not of its session, and another process may have
 /// taken the address.
-fn is_left_out(nth: u8) -> bool {
+fn is_skipped(nth: u8) -> bool {
     nth > PROBES_MIN && !nth.is_power_of_two()
 }
 
 /// The number after `nth`. At the maximum it goes back to the last power of two, so that
 /// repetitions go on at the same interval.
-fn count_on(nth: u8) -> u8 {
+fn next_count(nth: u8) -> u8 {
     nth.checked_add(1).unwrap_or(1 << 7)
 }
 
@@ -91,15 +91,15 @@ impl Node {
                 if died {
                     return self.sessions().peer_died(now, p, EndReason::Died);
                 }
-                let refused = self.turn.is_over(self.openings.refused_at(peer));
-                if refused || self.turn.has_no_answer(&self.settings, peer, presence) {
+                let refused = self.turn.is_over(self.openings.refusal_deadline(peer));
+                if refused || self.turn.is_open_unanswered(&self.settings, peer, presence) {
                     let reason = self.openings.key_reason(p).unwrap_or(EndReason::NoAnswer);
                     return self.sessions().peer_died(now, p, reason);
                 }
-                if let Some(rst) = self.control().proven_reset(p) {
+                if let Some(rst) = self.control().take_due_reset(p) {
                     return self.sessions().apply_rst(now, p, &rst);
                 }
-                self.control().on_open_again(now, p, presence);
+                self.control().resend_open(now, p, presence);
             }
             State::Open => {
                 // The peer is alive but does not send announced data, and other pulls wait.
@@ -113,7 +113,7 @@ impl Node {
                 if !tells_presence && peer.owes() && self.turn.is_silent(&self.settings, peer) {
                     return self.sessions().peer_died(now, p, EndReason::Silent);
                 }
-                if let Some(rst) = self.control().proven_reset(p) {
+                if let Some(rst) = self.control().take_due_reset(p) {
                     return self.sessions().apply_rst(now, p, &rst);
                 }
                 if stalled {
@@ -246,7 +246,7 @@ impl Control<'_> {
     /// When the OPEN of a session being opened is repeated, or the session given up.
     fn open_due(&self, peer: &Peer) -> Instant {
         let (s, floor_ns) = (&*self.settings, self.port.rto_floor_ns);
-        if self.turn.is_overdue(s, peer) && self.turn.was_asked(s, peer) {
+        if self.turn.is_overdue(s, peer) && self.turn.was_probed(s, peer) {
             return self.turn.last_open_at(s, peer);
         }
         let pause = match peer.path.tells_presence() && peer.backoff >= PROBES_MIN {
@@ -255,21 +255,21 @@ impl Control<'_> {
         };
         let due = (peer.probe_at + pause).min(self.turn.verdict_at(s, peer));
         let soonest = |due: Instant, at: Option<Instant>| at.map_or(due, |at| due.min(at));
-        let due = soonest(due, self.openings.refused_at(peer));
+        let due = soonest(due, self.openings.refusal_deadline(peer));
         soonest(due, self.openings.reset_deadline(peer.slot(), s.t_dead_ns))
     }
 
     /// Repeats an unanswered OPEN: less and less often if the port keeps it in the memory of a live
     /// process, which finds it when it polls. (The process may have dropped an OPEN of the other
     /// path, if it has become near or far meanwhile.)
-    fn on_open_again(&mut self, now: Instant, p: PeerIdx, presence: Presence) {
+    fn resend_open(&mut self, now: Instant, p: PeerIdx, presence: Presence) {
         if self.peers[p].want_open {
             // The OPEN may have waited for a route.
             self.due.make_ready(self.peers, p);
         }
         let due = now >= self.open_due(&self.peers[p]);
         let overdue = self.turn.is_overdue(self.settings, &self.peers[p]);
-        let asked = self.turn.was_asked(self.settings, &self.peers[p]);
+        let asked = self.turn.was_probed(self.settings, &self.peers[p]);
         let peer = &mut self.peers[p];
         if !due {
             return;
@@ -283,8 +283,8 @@ impl Control<'_> {
             return;
         }
         peer.probe_at = now;
-        peer.backoff = count_on(peer.backoff);
-        if presence != Presence::Present || !is_left_out(peer.backoff) {
+        peer.backoff = next_count(peer.backoff);
+        if presence != Presence::Present || !is_skipped(peer.backoff) {
             peer.want_open = peer.repeats_open();
             peer.pings = if overdue { OPENS_LATE } else { 0 };
             self.due.make_ready(self.peers, p);
@@ -295,14 +295,14 @@ impl Control<'_> {
     /// probes are sent now.
     fn probe(&mut self, now: Instant, p: PeerIdx) {
         let overdue = self.turn.is_overdue(self.settings, &self.peers[p]);
-        let asked = self.turn.was_asked(self.settings, &self.peers[p]);
+        let asked = self.turn.was_probed(self.settings, &self.peers[p]);
         let peer = &mut self.peers[p];
         let missing = PROBES_MIN.saturating_sub(peer.probes);
         let count = match (overdue, peer.path.tells_presence()) {
             // Skipped probes count as well.
             (_, true) => {
-                peer.probes = count_on(peer.probes);
-                u8::from(!is_left_out(peer.probes))
+                peer.probes = next_count(peer.probes);
+                u8::from(!is_skipped(peer.probes))
             }
             (true, false) if asked => return,
             (true, false) => missing.max(PROBES_MIN / 2),

@@ -132,19 +132,19 @@ impl Turn {
     }
 
     /// Whether the port may still hold a frame that arrived before `at`.
-    fn may_hold(&self, at: Instant) -> bool {
+    fn may_hold_older(&self, at: Instant) -> bool {
         self.backlog && self.drained_at < at
     }
 
     /// Whether the deadline `at` has passed and the port holds no frame from before it.
     pub(super) fn is_over(&self, at: Option<Instant>) -> bool {
-        at.is_some_and(|at| self.polled_at >= at && !self.may_hold(at))
+        at.is_some_and(|at| self.polled_at >= at && !self.may_hold_older(at))
     }
 
     /// When a peer that owes an answer is probed next, its presence is queried, or its silence is
     /// judged.
     pub(super) fn probe_due(&self, s: &NodeSettings, floor_ns: u64, peer: &Peer) -> Instant {
-        if !peer.path.tells_presence() && self.is_overdue(s, peer) && self.was_asked(s, peer) {
+        if !peer.path.tells_presence() && self.is_overdue(s, peer) && self.was_probed(s, peer) {
             return self.answered_by(s, peer);
         }
         (peer.probe_at + peer.probe_interval(s, floor_ns)).min(self.verdict_at(s, peer))
@@ -153,7 +153,7 @@ impl Turn {
     /// When the silence of a peer may be judged: after T_dead, and after the last probe had time to
     /// be answered. Never where the port tells presence.
     pub(super) fn verdict_at(&self, s: &NodeSettings, peer: &Peer) -> Instant {
-        if peer.path.tells_presence() || self.is_overdue(s, peer) && !self.was_asked(s, peer) {
+        if peer.path.tells_presence() || self.is_overdue(s, peer) && !self.was_probed(s, peer) {
             return Instant(u64::MAX);
         }
         (peer.last_rx + s.t_dead_ns).max(self.answered_by(s, peer))
@@ -162,7 +162,7 @@ impl Turn {
     /// When the last probe has had time to be answered, counting frames still in the port.
     fn answered_by(&self, s: &NodeSettings, peer: &Peer) -> Instant {
         let at = peer.probe_at + s.answer_ns();
-        if self.may_hold(at) { at.max(self.polled_at + BACKLOG_NS) } else { at }
+        if self.may_hold_older(at) { at.max(self.polled_at + BACKLOG_NS) } else { at }
     }
 
     /// When the OPEN to a peer is repeated after T_dead, or has had time to be answered.
@@ -185,21 +185,26 @@ impl Turn {
         if planted(Bug::DeadUnasked) {
             return self.is_overdue(s, peer);
         }
-        self.was_asked(s, peer) && self.polled_at >= self.verdict_at(s, peer)
+        self.was_probed(s, peer) && self.polled_at >= self.verdict_at(s, peer)
     }
 
     /// Whether our OPEN has had no answer for T_dead.
-    pub(super) fn has_no_answer(&self, s: &NodeSettings, peer: &Peer, presence: Presence) -> bool {
-        let asked = self.was_asked(s, peer) && self.polled_at >= self.answered_by(s, peer);
+    pub(super) fn is_open_unanswered(
+        &self,
+        s: &NodeSettings,
+        peer: &Peer,
+        presence: Presence,
+    ) -> bool {
+        let asked = self.was_probed(s, peer) && self.polled_at >= self.answered_by(s, peer);
         presence != Presence::Present && self.is_overdue(s, peer) && asked
     }
 
     /// Whether a peer was probed often enough, with the last probe after our last pause or after
     /// T_dead. If a pause stopped the whole host, the answer to an earlier probe may have been lost
     /// in it.
-    pub(super) fn was_asked(&self, s: &NodeSettings, peer: &Peer) -> bool {
+    pub(super) fn was_probed(&self, s: &NodeSettings, peer: &Peer) -> bool {
         let last = peer.probe_at;
         let since = last >= self.resumed_at || last >= peer.last_rx + s.t_dead_ns;
-        peer.was_asked() && since
+        peer.was_probed() && since
     }
 }

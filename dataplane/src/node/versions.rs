@@ -19,12 +19,12 @@ pub(crate) struct LoggedStations {
 
 impl LoggedStations {
     /// Records `station`. Returns whether it is to be reported: once per station.
-    pub(super) fn is_news(&mut self, station: Station) -> bool {
-        let news = self.stations.len() < STATIONS_MAX && !self.stations.contains(&station);
-        if news {
+    pub(super) fn insert(&mut self, station: Station) -> bool {
+        let is_new = self.stations.len() < STATIONS_MAX && !self.stations.contains(&station);
+        if is_new {
             self.stations.push(station);
         }
-        news
+        is_new
     }
 }
 
@@ -49,7 +49,7 @@ impl Sessions<'_> {
             return;
         }
         let (station, theirs) = (other.base.src, other.base.version);
-        if self.openings.other_versions.is_news(station) {
+        if self.openings.other_versions.insert(station) {
             self.observed.note(Notice::OtherVersion { station, theirs });
         }
         let rst = RstOp {

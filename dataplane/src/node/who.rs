@@ -57,7 +57,7 @@ pub struct Here {
 
 /// An open query of this node.
 #[derive(Debug)]
-struct Question {
+struct Query {
     nonce: u64,
     service: u16,
     answers_to: Vec<Here>,
@@ -68,7 +68,7 @@ struct Question {
 pub struct Names {
     hosts: Vec<Host>,
     services: Vec<u16>,
-    questions: Vec<Question>,
+    queries: Vec<Query>,
     /// Stations already reported to claim a name of this node.
     claims: Vec<Station>,
     /// When the names of the host were set.
@@ -82,13 +82,13 @@ pub struct Names {
 impl Names {
     /// The answers received to a query.
     pub fn answers_to(&self, question: u64) -> &[Here] {
-        let asked = self.questions.iter().find(|asked| asked.nonce == question);
-        asked.map_or(&[], |asked| &asked.answers_to)
+        let query = self.queries.iter().find(|query| query.nonce == question);
+        query.map_or(&[], |query| &query.answers_to)
     }
 
     /// Ends a query: later answers are dropped.
     pub fn end_question(&mut self, question: u64) {
-        self.questions.retain(|asked| asked.nonce != question);
+        self.queries.retain(|query| query.nonce != question);
     }
 
     /// The service number that `service` selects, if this node serves it.
@@ -105,7 +105,7 @@ impl Names {
 
     /// Whether a query for a service of this node at `host` has to wait until the names of the
     /// host, which may have changed, are set again. `Some(true)`: the owner has to be notified.
-    fn waits(&mut self, now: Instant, host: Host) -> Option<bool> {
+    fn must_wait(&mut self, now: Instant, host: Host) -> Option<bool> {
         let since = |at: Option<Instant>| at.map_or(u64::MAX, |at| now.since(at));
         let is_old = now.since(self.known_at) >= FRESH_NS || !self.hosts.contains(&host);
         if is_old && since(self.asked_at) >= FRESH_NS {
@@ -113,20 +113,20 @@ impl Names {
             self.held.clear();
             return Some(true);
         }
-        let are_asked_for = !self.held.is_empty() && since(self.asked_at) < HELD_NS;
-        (are_asked_for && self.held.len() < HELD_MAX).then_some(false)
+        let are_requested = !self.held.is_empty() && since(self.asked_at) < HELD_NS;
+        (are_requested && self.held.len() < HELD_MAX).then_some(false)
     }
 
     /// Stores an answer. False if it matches no query, or the query has enough answers.
-    fn keep(&mut self, src: Station, op: &WhoOp) -> bool {
+    fn store_answer(&mut self, src: Station, op: &WhoOp) -> bool {
         let here = Here { station: src, ep: op.service, versions: op.versions };
-        let asked = self.questions.iter_mut().find(|asked| {
-            asked.nonce == op.nonce && (asked.service == 0 || asked.service == op.service)
+        let query = self.queries.iter_mut().find(|query| {
+            query.nonce == op.nonce && (query.service == 0 || query.service == op.service)
         });
-        match asked {
-            Some(asked) if asked.answers_to.contains(&here) => true,
-            Some(asked) if asked.answers_to.len() < HERES_MAX => {
-                asked.answers_to.push(here);
+        match query {
+            Some(query) if query.answers_to.contains(&here) => true,
+            Some(query) if query.answers_to.len() < HERES_MAX => {
+                query.answers_to.push(here);
                 true
             }
             _ => false,
@@ -171,10 +171,10 @@ impl Control<'_> {
     pub fn ask_who(&mut self, question: Option<u64>, hosts: &[Host], service: u16) -> Option<u64> {
         let nonce = question.unwrap_or_else(|| self.openings.random().max(1));
         if question.is_none() {
-            if self.names.questions.len() >= QUESTIONS_MAX {
+            if self.names.queries.len() >= QUESTIONS_MAX {
                 return None;
             }
-            self.names.questions.push(Question { nonce, service, answers_to: Vec::new() });
+            self.names.queries.push(Query { nonce, service, answers_to: Vec::new() });
         }
         for &host in hosts {
             let who = WhoOp { nonce, here: false, host, service, versions: VERSIONS };
@@ -206,20 +206,20 @@ impl Control<'_> {
             return;
         }
         match WhoOp::parse(frame, base) {
-            Ok(op) if !op.here => self.on_question(now, base.src, &op),
+            Ok(op) if !op.here => self.on_query(now, base.src, &op),
             Ok(op) if op.nonce == 0 => self.on_announcement(base.src, &op),
-            Ok(op) if base.dst == self.port.station && self.names.keep(base.src, &op) => {}
+            Ok(op) if base.dst == self.port.station && self.names.store_answer(base.src, &op) => {}
             Ok(_) => self.counters.rx_here_stray += 1,
             Err(err) => self.counters.rx_wire[err.index()] += 1,
         }
     }
 
-    fn on_question(&mut self, now: Instant, src: Station, op: &WhoOp) {
+    fn on_query(&mut self, now: Instant, src: Station, op: &WhoOp) {
         self.counters.rx_who += 1;
         if self.names.served(self.eps, op.service).is_none() {
             return;
         }
-        match self.names.waits(now, op.host) {
+        match self.names.must_wait(now, op.host) {
             Some(is_first) => {
                 self.names.held.push((src, *op));
                 if is_first {

@@ -293,7 +293,7 @@ fn a_newer_handshake_is_kept() {
     let (p, _) = node.peers.iter().next().expect("one");
     assert_eq!(node.peers[p].state, State::Opening);
     node.through_seals(&mut sink(out), |node, out| {
-        node.sessions().open_again(now, p, false);
+        node.sessions().reopen(now, p, false);
         node.sessions().serve_open(p, out);
     });
     assert_eq!(out.len(), 1, "an OPEN");

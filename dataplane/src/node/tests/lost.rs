@@ -84,7 +84,7 @@ fn each_endpoint_is_told_once() {
     assert_eq!(send(&mut pair, OpFlags::empty(), 5), Ok(()));
     pair.ends[0].ep = first;
     assert_eq!(send(&mut pair, OpFlags::empty(), 6), Ok(()));
-    assert!(!pair.ends[0].node.observed.losses.concern(FIRST), "nobody is left to be told");
+    assert!(!pair.ends[0].node.observed.losses.has_report(FIRST), "nobody is left to be told");
 }
 
 /// Where every message has a record, only what nobody waits for is told of by the next post.
@@ -173,10 +173,10 @@ fn a_loss_is_forgotten_with_its_peer_alone() {
         node.sessions().av_insert(pair.now, *av, addr).unwrap();
         lose_session(&mut pair);
         let node = &mut pair.ends[0].node;
-        assert!(node.observed.losses.concern(FIRST));
+        assert!(node.observed.losses.has_report(FIRST));
         let other = node.peers.iter().map(|(p, _)| p).find(|&p| p != FIRST).unwrap();
         node.control().note_life(if own { FIRST } else { other }, 77);
-        assert_eq!(node.observed.losses.concern(FIRST), !own);
+        assert_eq!(node.observed.losses.has_report(FIRST), !own);
     }
 }
 
@@ -194,7 +194,7 @@ fn what_a_deferred_endpoint_has_lost_is_not_told_to_the_next_in_its_place() {
     out.clear();
     lose_session(&mut pair);
     let node = &mut pair.ends[0].node;
-    assert!(node.observed.losses.concern(FIRST));
+    assert!(node.observed.losses.has_report(FIRST));
     node.objects().cntr_close(cntr).unwrap();
     let next = open_ep(node, (cq, av), EpAttr::default());
     assert_eq!(next.0.idx(), deferred.0.idx(), "the place is taken again");
