@@ -57,7 +57,7 @@ pub(super) struct Acks {
     /// When the first of the frames to be acknowledged arrived.
     owed_since: Option<Instant>,
     /// One of these frames had AR.
-    soon: bool,
+    requested: bool,
     /// The acknowledgement is due at once: see [`Peer::quick_ack`].
     quick: bool,
     /// The last quick ACK, until the next turn judges whether it should have been delayed.
@@ -91,7 +91,7 @@ impl Acks {
         Self {
             owing,
             owed_since: None,
-            soon: false,
+            requested: false,
             quick: false,
             quick_sent: None,
             tails,
@@ -122,7 +122,7 @@ impl Acks {
     pub(super) fn note_ar(&mut self, peer: &mut Peer, psn: Psn, ar: bool) {
         if ar {
             peer.ar_psn = psn;
-            self.soon = true;
+            self.requested = true;
             self.quick |= peer.quick_ack;
         }
     }
@@ -208,10 +208,10 @@ impl Acks {
     fn is_ack_due(&mut self, now: Instant, idle: bool) -> bool {
         let Some(since) = self.owed_since else {
             // The packet with AR was refused or dropped.
-            (self.soon, self.quick) = (false, false);
+            (self.requested, self.quick) = (false, false);
             return false;
         };
-        self.quick || idle && self.soon || now.since(since) >= ACK_DELAY_NS
+        self.quick || idle && self.requested || now.since(since) >= ACK_DELAY_NS
     }
 
     /// Whether the pause since the last packet that a completion waits for is over.
@@ -224,18 +224,18 @@ impl Acks {
     /// completion waits for it, with `own` other packets of the request in flight. `now` is the
     /// time of the last turn.
     #[inline(always)]
-    pub(super) fn asks(&self, now: Instant, snd: &SendWindow, own: u32, ends: bool) -> bool {
+    pub(super) fn requests_ar(&self, now: Instant, snd: &SendWindow, own: u32, ends: bool) -> bool {
         let is_resting = !self.fresh && self.is_pause(now);
         snd.asks(ends && (snd.in_flight() == own || is_resting))
     }
 
     /// When an acknowledgement or a PING is due next; `last_turn_at` is the time of the last turn.
     pub(super) fn due(&self, last_turn_at: Instant) -> Option<Instant> {
-        let owed =
-            self.owed_since.map(|at| if self.soon { last_turn_at } else { at + ACK_DELAY_NS });
-        let ask = if self.fresh { last_turn_at } else { self.last_sent_at + PING_AFTER_NS };
-        let ask = (!self.tails.is_empty()).then_some(ask);
-        [owed, ask].into_iter().flatten().min()
+        let ack =
+            self.owed_since.map(|at| if self.requested { last_turn_at } else { at + ACK_DELAY_NS });
+        let ping = if self.fresh { last_turn_at } else { self.last_sent_at + PING_AFTER_NS };
+        let ping = (!self.tails.is_empty()).then_some(ping);
+        [ack, ping].into_iter().flatten().min()
     }
 
     /// Records that packet `psn`, of type `ty`, had AR.
@@ -293,8 +293,9 @@ impl Node {
             let Some(peer) = self.peers.get_mut(p) else { continue };
             peer.in_tail_queue = false;
             // A held packet gets AR when it is sent.
-            let asks = std::mem::take(&mut peer.lacks_ar) && !self.packs.holds_for(p, &self.tx);
-            if asks && peer.state == State::Open && peer.snd.in_flight() > 0 {
+            let needs_ping =
+                std::mem::take(&mut peer.lacks_ar) && !self.packs.holds_for(p, &self.tx);
+            if needs_ping && peer.state == State::Open && peer.snd.in_flight() > 0 {
                 peer.request_ping();
                 self.counters.tx_asks += 1;
                 self.due.make_ready(&mut self.peers, p);
@@ -315,7 +316,7 @@ impl Node {
             return self.through_seals(out, |node, out| node.send_acks(now, &mut DynSink(out)));
         }
         let since = self.acks.owed_since.take().unwrap_or(now);
-        (self.acks.soon, self.acks.quick) = (false, false);
+        (self.acks.requested, self.acks.quick) = (false, false);
         while let Some(p) = self.acks.owing.pop_front() {
             let Some(peer) = self.peers.get_mut(p) else { continue };
             let echoes = peer.marked;
@@ -443,12 +444,12 @@ impl Sending<'_> {
         self.left(p, (Ty::Ack, len), sent)
     }
 
-    /// [`Acks::asks`] for the next packet to a peer on a lossy path; `w` is its request, `NONE` if
+    /// [`Acks::requests_ar`] for the next packet to a peer on a lossy path; `w` is its request, `NONE` if
     /// there is none.
     #[inline]
-    pub(super) fn asks(&self, p: PeerIdx, w: TxIdx, ends: bool) -> bool {
+    pub(super) fn requests_ar(&self, p: PeerIdx, w: TxIdx, ends: bool) -> bool {
         let own = if w == TxIdx::NONE { 0 } else { self.tx[w].unacked };
-        self.acks.asks(self.turn.polled_at, &self.peers[p].snd, own, ends)
+        self.acks.requests_ar(self.turn.polled_at, &self.peers[p].snd, own, ends)
     }
 }
 

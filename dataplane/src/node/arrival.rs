@@ -142,7 +142,7 @@ impl Peer {
     }
 
     /// Refills [`rx_quota`](Self::rx_quota) on a lossless path, since an acknowledgement may have
-    /// left, and says whether that is above 0.
+    /// been sent, and returns whether the quota is above 0.
     #[cold]
     #[inline(never)]
     pub(crate) fn refill_rx_quota(&mut self) -> bool {

@@ -100,8 +100,8 @@ mod tests {
         let secret = Secret::of_seed(7);
         let station = Station::at([2, 0, 0, 0, 0, 1]);
         let now = Instant(1 << 40);
-        let asked = OpenOp { sid: 5, epoch: 6, inc: 7, ..OpenOp::default() };
-        let open = OpenOp { cookie: secret.cookie(now, station, &asked), ..asked };
+        let first = OpenOp { sid: 5, epoch: 6, inc: 7, ..OpenOp::default() };
+        let open = OpenOp { cookie: secret.cookie(now, station, &first), ..first };
         let second = 1_000_000_000;
         assert!(
             secret.is_proof(now, station, &open)
@@ -113,7 +113,7 @@ mod tests {
             OpenOp { epoch: 5, ..open },
             OpenOp { inc: 8, ..open },
             OpenOp { cookie: open.cookie ^ 1, ..open },
-            asked,
+            first,
         ];
         assert!(others.iter().all(|op| !secret.is_proof(now, station, op)));
         assert!(

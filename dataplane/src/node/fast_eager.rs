@@ -268,7 +268,8 @@ impl Node {
         }
         let cost = peer.admit_eager::<S>(self.turn.polled_at, len)?;
         let uses_up = !S::INLINE && peer.tx_quota == 1;
-        let ar = uses_up || S::LOSSY && self.acks.asks(self.turn.polled_at, &peer.snd, 0, true);
+        let ar =
+            uses_up || S::LOSSY && self.acks.requests_ar(self.turn.polled_at, &peer.snd, 0, true);
         debug_assert!(ep.route.inc == 0 || ep.route.inc == peer.inc);
         // Before it leaves: a round trip includes the kernel's part of it, and a kernel port may
         // have delivered the frame when the call returns.

@@ -105,8 +105,8 @@ impl Sessions<'_> {
             return Err(Error::OpNotSupp("the keys of this domain are those of address vectors"));
         }
         if seals.ring.has_certificate() {
-            let what = "this domain has a certificate in place of keys, which its files renew";
-            return Err(Error::OpNotSupp(what));
+            let why = "this domain has a certificate in place of keys, which its files renew";
+            return Err(Error::OpNotSupp(why));
         }
         let first = seals.ring.first();
         if !seals.ring.replace(keys) {

@@ -853,7 +853,7 @@ pub struct Objects<'a> {
     counters: &'a mut NodeCounters,
 }
 
-/// The objects of a node other parts of which are borrowed as well.
+/// The objects of a node, for callers that borrow other parts of it as well.
 macro_rules! objects_of {
     ($node:ident) => {
         Objects {
@@ -878,7 +878,7 @@ macro_rules! objects_of {
     };
 }
 
-/// The target side of a node other parts of which are borrowed as well.
+/// The target side of a node, for callers that borrow other parts of it as well.
 macro_rules! responder_of {
     ($node:ident) => {
         Responder {
@@ -894,7 +894,7 @@ macro_rules! responder_of {
     };
 }
 
-/// The operations of a node other parts of which are borrowed as well.
+/// The operations of a node, for callers that borrow other parts of it as well.
 macro_rules! operations_of {
     ($node:ident) => {
         Operations {
@@ -910,7 +910,7 @@ macro_rules! operations_of {
     };
 }
 
-/// The control plane of a node other parts of which are borrowed as well.
+/// The control plane of a node, for callers that borrow other parts of it as well.
 macro_rules! control_of {
     ($node:ident) => {
         Control {
@@ -1108,7 +1108,7 @@ pub struct Sessions<'a> {
     refused_units: &'a mut u32,
 }
 
-/// The sessions of a node other parts of which are borrowed as well.
+/// The sessions of a node, for callers that borrow other parts of it as well.
 macro_rules! sessions_of {
     ($node:ident) => {
         Sessions {

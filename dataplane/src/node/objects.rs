@@ -173,13 +173,13 @@ impl Sessions<'_> {
     }
 
     /// The record of the peer with this station and tenant, created if there is none. `None` if the
-    /// table is full and none of the next `looks` records can be evicted.
+    /// table is full and none of the next `scan_max` records can be evicted.
     pub(crate) fn peer_of(
         &mut self,
         now: Instant,
         station: barewire_driver::port::Station,
         tenant: Tenant,
-        looks: usize,
+        scan_max: usize,
     ) -> Option<PeerIdx> {
         if let Some(p) = self.by_station.get(self.peers, station, tenant) {
             return Some(p);
@@ -188,7 +188,7 @@ impl Sessions<'_> {
         peer.last_rx = self.turn.polled_at;
         if self.peers.is_full() {
             // Its slot is reused next, with the slot's place in the queue for blocks.
-            peer.wants_blocks = self.evict(now, looks)?;
+            peer.wants_blocks = self.evict(now, scan_max)?;
         }
         let p = self.peers.alloc(peer)?;
         self.by_station.insert(self.peers, p);
@@ -201,16 +201,16 @@ impl Sessions<'_> {
         Some(p)
     }
 
-    /// Evicts one of the next `looks` peers that no address names and no operation involves:
+    /// Evicts one of the next `scan_max` peers that no address names and no operation involves:
     /// preferably one without an open session, then the one least recently received from. Returns
     /// whether its slot was, and still is, in the queue for blocks.
     ///
     /// The table is full. An OPEN may cost the examination of a few records but no scan of the
     /// table, or a flood of OPENs would stall the node.
-    fn evict(&mut self, now: Instant, looks: usize) -> Option<bool> {
+    fn evict(&mut self, now: Instant, scan_max: usize) -> Option<bool> {
         let count = self.peers.capacity();
         let mut found = None;
-        for _ in 0..looks.min(count) {
+        for _ in 0..scan_max.min(count) {
             let p = PeerIdx::of(self.by_station.evict_hand);
             self.by_station.evict_hand = (p.get() + 1) % count as u32;
             let Some(peer) = self.peers.get(p) else { continue };

@@ -340,16 +340,16 @@ impl Operations<'_> {
     /// Ends the operations that name an incarnation other than the peer's. None of them was sent.
     /// Operations to any incarnation stay queued.
     pub(super) fn end_other_incarnation(&mut self, now: Instant, p: PeerIdx) {
-        let meant = WrFlags::NAMED | WrFlags::GROUP;
+        let bound = WrFlags::NAMED | WrFlags::GROUP;
         let any =
-            self.objects.peers[p].wrs.iter(self.tx).any(|w| self.tx[w].flags.intersects(meant));
+            self.objects.peers[p].wrs.iter(self.tx).any(|w| self.tx[w].flags.intersects(bound));
         if any {
             self.note_end(now, p, EndReason::Restarted);
         }
         let mut next = Some(self.objects.peers[p].wrs.head).filter(|&w| w != TxIdx::NONE);
         while let Some(w) = next {
             next = self.objects.peers[p].wrs.next(self.tx, w);
-            if self.tx[w].flags.intersects(meant) {
+            if self.tx[w].flags.intersects(bound) {
                 self.fail_wr(w, Error::ConnReset, ProvErrno::NotExecuted);
             }
         }
@@ -443,10 +443,10 @@ impl Control<'_> {
     /// Processes a challenge: the OPEN that it echoes is sent again, with the cookie.
     pub(super) fn on_challenge(&mut self, base: &Base, op: &OpenOp) {
         let known = self.by_station.get(self.peers, base.src, self.openings.frame_tenant());
-        let asked = known.filter(|&p| self.peers[p].is_echoed_in(op) && self.peers[p].opens);
+        let echoed = known.filter(|&p| self.peers[p].is_echoed_in(op) && self.peers[p].opens);
         // A challenge with the known cookie is dropped, or the nodes would answer each other for
         // ever.
-        let Some(p) = asked.filter(|&p| self.openings.path(p).cookie != op.cookie) else {
+        let Some(p) = echoed.filter(|&p| self.openings.path(p).cookie != op.cookie) else {
             self.counters.rx_bad_open += 1;
             return;
         };

@@ -68,13 +68,13 @@ impl Sessions<'_> {
         let at = |tenant| self.by_station.get(self.peers, src, tenant);
         let known = self.openings.tenants().filter_map(at).filter(|_| src != self.port.station);
         // The refusal does not name the key; the epoch identifies the session.
-        let asked = known.into_iter().find(|&p| {
+        let refused = known.into_iter().find(|&p| {
             let peer = &self.peers[p];
             let opens = peer.state == State::Opening || peer.state == State::Answered && peer.opens;
             let named = op.victim_inc == self.settings.incarnation && op.victim_epoch == peer.epoch;
             opens && named && !peer.path.is_near()
         });
-        let Some(p) = asked else {
+        let Some(p) = refused else {
             self.counters.rx_bad_rst += 1;
             return;
         };

@@ -709,7 +709,7 @@ impl Sending<'_> {
         awaited: bool,
     ) -> Packet<'a> {
         let peer = &self.peers[p];
-        let ar = if peer.path.is_lossless() { awaited } else { self.asks(p, wr, awaited) };
+        let ar = if peer.path.is_lossless() { awaited } else { self.requests_ar(p, wr, awaited) };
         let ends = awaited && wr != TxIdx::NONE;
         Packet { ty, psn: peer.snd.nxt, op, body, wr, ar, ends, rtx: false }
     }

@@ -346,8 +346,8 @@ pub(crate) struct SealingSink<'a> {
 impl SealingSink<'_> {
     fn pass(&mut self, frame: &TxFrame<'_>, alone: bool) -> Tx {
         let Self { out, seals } = self;
-        let way = seals.prepare(frame, || out.is_near(frame.dst()));
-        let sealed = match &way {
+        let sealing = seals.prepare(frame, || out.is_near(frame.dst()));
+        let sealed = match &sealing {
             Sealing::Clear => *frame,
             Sealing::Sealed(len) => TxFrame::whole(&seals.tx[..*len]),
             Sealing::Deferred => return Tx::Full,

@@ -61,7 +61,7 @@ impl Sending<'_> {
             let (offset, len) = (wr.sent, (segments.end - wr.sent).min(room) as u32);
             base.psn = peer.snd.nxt;
             let last = offset + u64::from(len) == segments.end;
-            let asks = || self.acks.asks(now, &peer.snd, wr.unacked, last);
+            let asks = || self.acks.requests_ar(now, &peer.snd, wr.unacked, last);
             base.ar = if lossless { segments.keep } else { asks() };
             base.plen = len as u16;
             let (fixed, op) = head.split_first_chunk_mut().expect("a head holds a base");

@@ -389,17 +389,18 @@ impl Sessions<'_> {
     }
 
     /// Ends the sessions of a node about to close, so that their peers do not wait T_dead for it.
-    /// Peers whose port tells process presence get no RST. Returns whether more sessions remain
-    /// than RSTs can be queued at once: transmit, and call again.
+    /// Sessions on lossless paths stay: their peers learn from the port that the process has ended.
+    /// Returns whether more sessions may be left than RSTs can be queued at once: transmit, and
+    /// call again.
     ///
     /// Each peer gets one RST, best effort.
     pub fn leave_sessions(&mut self) -> bool {
         let room = REPLIES_MAX - self.replies.queue.len().min(REPLIES_MAX);
-        let told = |peer: &Peer| {
+        let needs_rst = |peer: &Peer| {
             let is_other = peer.station() != self.port.station;
             peer.state == State::Open && !peer.path.is_lossless() && is_other
         };
-        let left = self.peers.iter().filter(|(_, peer)| told(peer)).map(|(p, _)| p);
+        let left = self.peers.iter().filter(|(_, peer)| needs_rst(peer)).map(|(p, _)| p);
         let left: Vec<PeerIdx> = left.take(room).collect();
         for &p in &left {
             // The rate limit is for replies to frames, which these are not.

@@ -58,7 +58,7 @@ impl Progress {
 }
 
 impl Openings {
-    /// An ACK packet has come from `p`.
+    /// Records that an ACK packet has arrived from `p`.
     #[inline(always)]
     pub(super) fn note_answer(&mut self, p: PeerIdx) {
         if !self.progress.is_empty()

@@ -269,12 +269,12 @@ impl Control<'_> {
         }
         let due = now >= self.open_due(&self.peers[p]);
         let overdue = self.turn.is_overdue(self.settings, &self.peers[p]);
-        let asked = self.turn.was_probed(self.settings, &self.peers[p]);
+        let probed = self.turn.was_probed(self.settings, &self.peers[p]);
         let peer = &mut self.peers[p];
         if !due {
             return;
         }
-        if overdue && asked && presence != Presence::Present {
+        if overdue && probed && presence != Presence::Present {
             if peer.pings > 0 {
                 peer.pings -= 1;
                 peer.want_open = peer.repeats_open();
@@ -295,7 +295,7 @@ impl Control<'_> {
     /// probes are sent now.
     fn probe(&mut self, now: Instant, p: PeerIdx) {
         let overdue = self.turn.is_overdue(self.settings, &self.peers[p]);
-        let asked = self.turn.was_probed(self.settings, &self.peers[p]);
+        let probed = self.turn.was_probed(self.settings, &self.peers[p]);
         let peer = &mut self.peers[p];
         let missing = PROBES_MIN.saturating_sub(peer.probes);
         let count = match (overdue, peer.path.tells_presence()) {
@@ -304,7 +304,7 @@ impl Control<'_> {
                 peer.probes = next_count(peer.probes);
                 u8::from(!is_skipped(peer.probes))
             }
-            (true, false) if asked => return,
+            (true, false) if probed => return,
             (true, false) => missing.max(PROBES_MIN / 2),
             (false, false) => 1,
         };

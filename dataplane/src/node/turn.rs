@@ -195,8 +195,8 @@ impl Turn {
         peer: &Peer,
         presence: Presence,
     ) -> bool {
-        let asked = self.was_probed(s, peer) && self.polled_at >= self.answered_by(s, peer);
-        presence != Presence::Present && self.is_overdue(s, peer) && asked
+        let probed = self.was_probed(s, peer) && self.polled_at >= self.answered_by(s, peer);
+        presence != Presence::Present && self.is_overdue(s, peer) && probed
     }
 
     /// Whether a peer was probed often enough, with the last probe after our last pause or after

@@ -94,8 +94,8 @@ impl Names {
     /// The service number that `service` selects, if this node serves it.
     fn served(&self, eps: &Eps, service: u16) -> Option<u16> {
         let is_there = |n: u16| eps.slot(n) != Ep::NOBODY;
-        let meant = |n: &u16| (service == 0 || *n == service) && is_there(*n);
-        self.services.iter().copied().find(meant)
+        let matches = |n: &u16| (service == 0 || *n == service) && is_there(*n);
+        self.services.iter().copied().find(matches)
     }
 
     /// As `served`, at `host`.
@@ -177,8 +177,8 @@ impl Control<'_> {
             self.names.queries.push(Query { nonce, service, answers_to: Vec::new() });
         }
         for &host in hosts {
-            let who = WhoOp { nonce, here: false, host, service, versions: VERSIONS };
-            self.push_who(Station::BROADCAST, &who);
+            let query = WhoOp { nonce, here: false, host, service, versions: VERSIONS };
+            self.push_who(Station::BROADCAST, &query);
         }
         Some(nonce)
     }
