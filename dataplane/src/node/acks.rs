@@ -444,8 +444,8 @@ impl Sending<'_> {
         self.left(p, (Ty::Ack, len), sent)
     }
 
-    /// [`Acks::requests_ar`] for the next packet to a peer on a lossy path; `w` is its request, `NONE` if
-    /// there is none.
+    /// [`Acks::requests_ar`] for the next packet to a peer on a lossy path; `w` is its request,
+    /// `NONE` if there is none.
     #[inline]
     pub(super) fn requests_ar(&self, p: PeerIdx, w: TxIdx, ends: bool) -> bool {
         let own = if w == TxIdx::NONE { 0 } else { self.tx[w].unacked };

@@ -232,7 +232,8 @@ impl NodeSettings {
         check(self.pull_window > 0, "pull_window must not be 0").map(|()| self)
     }
 
-    /// Whether there is address space for the largest table: to lack some ends the process.
+    /// Checks that there is address space for the largest table: an allocation without it would
+    /// abort the process.
     fn check_room(&self) -> Result<()> {
         let sent = SentPool::room(sent_max(self));
         let largest = self.unexpected_bytes.max(Pulls::room(self)).max(sent);

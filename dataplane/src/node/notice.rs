@@ -298,7 +298,7 @@ impl Waited {
         *self == Self::default()
     }
 
-    /// Counts and their names, for what is not 0.
+    /// The counts that are not 0, with their names.
     pub fn kinds(&self) -> impl Iterator<Item = (u32, &'static str)> {
         [
             (self.sends, "sends"),

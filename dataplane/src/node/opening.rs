@@ -86,7 +86,7 @@ impl Path {
     }
 
     /// Records that an OPEN of `len` bytes arrived.
-    fn arrives(&mut self, len: u16) {
+    fn note_arrival(&mut self, len: u16) {
         self.answers = self.answers.max(len);
         self.arrived = self.arrived.max(len);
     }
@@ -284,7 +284,7 @@ impl Openings {
             path.passed = path.passed.max(op.frame.min(len));
         }
         if peer.state == State::Answered {
-            path.arrives(len);
+            path.note_arrival(len);
         }
     }
 

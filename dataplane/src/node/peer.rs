@@ -8,10 +8,10 @@
 //!
 //! | state | meaning | leaves by |
 //! |---|---|---|
-//! | `Idle` | no session | something to send; an OPEN, with proof where that is wanted |
-//! | `Opening` | our OPEN is out | an OPEN that echoes ours; an OPEN that crossed it |
-//! | `Answered` | we answered theirs | a packet that names our sid; an OPEN that echoes ours |
-//! | `Open` | both know | silence, RST, close |
+//! | `Idle` | no session | an operation to send; an OPEN, with proof where it is required |
+//! | `Opening` | our OPEN was sent | an OPEN that echoes ours; an OPEN that crossed it |
+//! | `Answered` | its OPEN was answered | a packet that names our sid; an OPEN that echoes ours |
+//! | `Open` | set up at both ends | silence, RST, close |
 
 use std::mem::offset_of;
 

@@ -172,7 +172,7 @@ impl Seals {
         let is = |ty: Ty| sealed::ty_of(frame.head) == Some(ty);
         self.waited_ns = 0;
         if is(Ty::Who) {
-            self.check(frame)
+            self.append_checksum(frame)
         } else if is(Ty::Open) {
             self.prepare_open(frame)
         } else if !is(Ty::Rst) {
@@ -180,11 +180,14 @@ impl Seals {
         } else if near() {
             Sealing::Clear
         } else if sealed::is_key_refusal(frame.head) {
-            self.check(frame)
+            self.append_checksum(frame)
         } else {
             let tag_key = self.ring.tag_key_for(sealed::tenant(frame.head)).cloned();
             tag_key.map_or(Sealing::Dropped, |tag_key| {
-                self.end(frame, &Ending { message: &[], finished: None, tag_key: &tag_key })
+                self.append_ending(
+                    frame,
+                    &Ending { message: &[], finished: None, tag_key: &tag_key },
+                )
             })
         }
     }
@@ -230,7 +233,7 @@ impl Seals {
             let Answered { message, finished, tag_key, .. } = &*answer;
             let finished = finished.tag_key();
             let ending = Ending { message, finished: Some(&finished), tag_key };
-            return self.end_of(frame, &ending, |head| sealed::set_answered(head, sid));
+            return self.append_ending_with(frame, &ending, |head| sealed::set_answered(head, sid));
         }
         let tenant = sealed::tenant(frame.head);
         let Some(tag_key) = self.ring.tag_key_for(tenant).cloned() else { return Sealing::Dropped };
@@ -239,7 +242,7 @@ impl Seals {
             false => self.offer((dst, tenant), &kind),
         };
         let Some(message) = message else { return Sealing::Dropped };
-        self.end(frame, &Ending { message: &message, finished: None, tag_key: &tag_key })
+        self.append_ending(frame, &Ending { message: &message, finished: None, tag_key: &tag_key })
     }
 
     /// The first handshake message of this session to a peer. `None` if the key of its tenant is
@@ -261,7 +264,7 @@ impl Seals {
 
     /// The port refused `frame`, which was sealed.
     #[cold]
-    fn refused(&mut self, frame: &TxFrame<'_>) {
+    fn on_refused(&mut self, frame: &TxFrame<'_>) {
         let session = (frame.dst().word(), sealed::dst_sid(frame.head));
         if let Some(session) = self.sessions.get_mut(&session) {
             session.backoff.refused(self.now, self.waited_ns);
@@ -269,12 +272,12 @@ impl Seals {
     }
 
     /// Copies a frame without a session and appends `ending` to its header.
-    fn end(&mut self, frame: &TxFrame<'_>, ending: &Ending<'_>) -> Sealing {
-        self.end_of(frame, ending, |_| {})
+    fn append_ending(&mut self, frame: &TxFrame<'_>, ending: &Ending<'_>) -> Sealing {
+        self.append_ending_with(frame, ending, |_| {})
     }
 
-    /// As [`end`](Self::end), after `edit` has changed the header.
-    fn end_of(
+    /// As [`append_ending`](Self::append_ending), after `edit` has changed the header.
+    fn append_ending_with(
         &mut self,
         frame: &TxFrame<'_>,
         ending: &Ending<'_>,
@@ -291,7 +294,7 @@ impl Seals {
     }
 
     /// Copies a broadcast frame and appends a checksum.
-    fn check(&mut self, frame: &TxFrame<'_>) -> Sealing {
+    fn append_checksum(&mut self, frame: &TxFrame<'_>) -> Sealing {
         let len = frame.len();
         frame.copy_to(&mut self.tx[..len]);
         Sealing::Sealed(sealed::put_crc(&mut self.tx, len))
@@ -344,7 +347,7 @@ pub(crate) struct SealingSink<'a> {
 }
 
 impl SealingSink<'_> {
-    fn pass(&mut self, frame: &TxFrame<'_>, alone: bool) -> Tx {
+    fn seal_and_send(&mut self, frame: &TxFrame<'_>, alone: bool) -> Tx {
         let Self { out, seals } = self;
         let sealing = seals.prepare(frame, || out.is_near(frame.dst()));
         let sealed = match &sealing {
@@ -355,7 +358,7 @@ impl SealingSink<'_> {
         };
         let sent = if alone { out.send_alone(&sealed) } else { out.send(&sealed) };
         if sent != Tx::Sent {
-            seals.refused(frame);
+            seals.on_refused(frame);
         }
         sent
     }
@@ -363,11 +366,11 @@ impl SealingSink<'_> {
 
 impl FrameSink for SealingSink<'_> {
     fn send(&mut self, frame: &TxFrame<'_>) -> Tx {
-        self.pass(frame, false)
+        self.seal_and_send(frame, false)
     }
 
     fn send_alone(&mut self, frame: &TxFrame<'_>) -> Tx {
-        self.pass(frame, true)
+        self.seal_and_send(frame, true)
     }
 
     fn presence(&mut self, station: Station) -> Presence {
