@@ -38,7 +38,7 @@ impl Node {
     }
 
     /// Reads up to `most` completions, oldest first, and lends each to `put` in place. Returns
-    /// their number: 0 if an error is next, which [`Cqs::empty_reason`](super::Cqs::why_nothing)
+    /// their number: 0 if an error is next, which [`Cqs::empty_reason`](super::Cqs::empty_reason)
     /// reports. `None` if the queue is empty: then a turn of the loop may add completions.
     ///
     /// The generation of `cq` is NOT checked: the caller keeps the queue open. A stale id reads the

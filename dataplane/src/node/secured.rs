@@ -437,7 +437,7 @@ impl Openings {
 
     /// Takes the secrets, for both directions, of the sessions that have opened since the last
     /// call: all frames of these sessions can be decrypted with them. Empty unless
-    /// [`export_secrets`](super::NodeSettings::tells_secrets) is set; at most 2,048 sessions
+    /// [`export_secrets`](super::NodeSettings::export_secrets) is set; at most 2,048 sessions
     /// between two calls.
     pub fn take_secrets(&mut self) -> Vec<SessionSecret> {
         let exported = self.seals.as_mut().and_then(|seals| seals.exported.as_mut());
