@@ -61,7 +61,7 @@ impl Operations<'_> {
         peer.snd.for_each(self.sent, |_| kept += 1);
         let lossless = peer.path.is_lossless();
         let concerned: Vec<EpIdx> = if lossless && peer.snd.in_flight() > kept {
-            // Sends without a record do not keep their endpoint: every endpoint may be affected.
+            // A send without a record does not name its endpoint: any endpoint may be affected.
             let own = self.objects.eps.iter().filter(|(_, ep)| {
                 ep.enabled && ep.sharers.is_none() && ep.deferred_for == EpIdx::NONE
             });
