@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::idx::CntrIdx;
 use crate::slab::Slab;
 
-/// See the module. A call that names a counter which was closed is [`Error::BadFd`].
+/// The counters of a node. A call that names a closed counter returns [`Error::BadFd`].
 pub(super) type Cntrs = Slab<CntrTable, (), CntrIdx>;
 
 /// A counter, and the number of objects bound to it.
@@ -77,7 +77,7 @@ impl Cntrs {
         }
     }
 
-    /// Counts a failure in a counter, if it is bound: one operation, whatever it counts.
+    /// Counts one failed operation in a counter, if it is bound, also if the counter counts bytes.
     #[inline]
     pub(crate) fn count_failed(&mut self, cntr: CntrIdx) {
         if cntr != CntrIdx::NONE {

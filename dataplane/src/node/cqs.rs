@@ -10,17 +10,17 @@ use crate::idx::CqIdx;
 use crate::table::{Table, Vacant};
 use crate::types::Cqe;
 
-/// Entries of a completion queue at most.
+/// Maximum entries of a completion queue.
 const ENTRIES_MAX: usize = 1 << 24;
 
-/// Entries for what nobody has posted an operation for: messages in a multi-receive, and remote CQ
-/// data.
+/// Entries for completions of which no operation was posted: messages in a multi-receive, and
+/// remote CQ data.
 const UNPOSTED: usize = 1024;
 
-/// See the module. A call that names a queue which was closed is [`Error::BadFd`].
+/// The completion queues of a node. A call that names a closed queue returns [`Error::BadFd`].
 pub(super) type Cqs = Table<CqTable, (), CqIdx>;
 
-/// A completion queue, and what the node knows of it.
+/// A completion queue, and the node's state of it.
 #[derive(Debug)]
 #[repr(align(16))]
 pub struct CqTable {
@@ -30,17 +30,18 @@ pub struct CqTable {
     /// Endpoints may hold reserved entries for operations that are not posted yet
     /// ([`reserve_receives`](super::ep::Ep::reserve_receives)).
     pub(crate) has_reserved: bool,
-    /// It has room for all that endpoints may have outstanding: see [`Cqs::open_to_fit`].
+    /// The queue has room for every operation that its endpoints may have outstanding: see
+    /// [`Cqs::open_to_fit`].
     pub(crate) fits: bool,
     pub(crate) rest: Box<CqCold>,
 }
 
-/// What data calls do not need: apart, for the length of a slot.
+/// State that data calls do not need. It is allocated separately to keep a slot short.
 #[derive(Debug, Default)]
 pub(crate) struct CqCold {
     /// Completions with remote CQ data that wait for room, oldest first.
     pub(crate) late: VecDeque<Late>,
-    /// Sends and receives that the endpoints bound to the queue may have outstanding.
+    /// Maximum outstanding sends and receives of the endpoints bound to the queue.
     bound: [u64; 2],
 }
 
@@ -52,8 +53,9 @@ impl CqTable {
         Self { cq, cq_blocked: false, has_reserved: false, fits: false, rest }
     }
 
-    /// Binds the sends, the receives, or both, of an endpoint that may have this many outstanding
-    /// each. A queue that [fits](Cqs::open_to_fit) gets room for them, as far as the node has.
+    /// Binds the sends, the receives, or both, of an endpoint that may have `ops` of each
+    /// outstanding. A queue that [fits](Cqs::open_to_fit) gets room for them, as far as the node
+    /// has.
     pub(super) fn bind(&mut self, ops: [u32; 2], s: &NodeSettings) {
         for (bound, ops) in self.rest.bound.iter_mut().zip(ops) {
             *bound += u64::from(ops);
@@ -65,19 +67,20 @@ impl CqTable {
         }
     }
 
-    /// Takes back what [`bind`](Self::bind) has bound.
+    /// Reverts [`bind`](Self::bind) with the same `ops`.
     pub(super) fn unbind(&mut self, ops: [u32; 2]) {
         for (bound, ops) in self.rest.bound.iter_mut().zip(ops) {
             *bound -= u64::from(ops);
         }
     }
 
-    /// Whether an endpoint is bound to it.
+    /// Whether an endpoint is bound to the queue.
     pub(super) fn is_bound(&self) -> bool {
         self.rest.bound != [0; 2]
     }
 
-    /// [`Node::cq_take`](super::Node::cq_take), and whether something waits for room in the queue.
+    /// [`Node::cq_take`](super::Node::cq_take); also returns whether something waits for room in
+    /// the queue.
     #[inline(always)]
     pub(super) fn take(&mut self, most: usize, put: impl FnMut(&Cqe)) -> Option<(usize, bool)> {
         if self.cq.is_empty() {
@@ -93,7 +96,7 @@ impl CqTable {
         if self.cq.is_empty() {
             return None;
         }
-        // The [lead](crate::cq) occupies no entry: reading it makes no room.
+        // The [lead](crate::cq) occupies no entry: reading it frees no room.
         Some(self.cq.take_one(self.cq_blocked, reader))
     }
 }

@@ -1,4 +1,4 @@
-//! Endpoints: what they are bound to, and their life from open to close.
+//! Endpoints: the objects that they are bound to, and their life from open to close.
 
 use super::fast_op::{Fetch, Form};
 use super::ops::{RecvFlags, WrFlags};
@@ -17,18 +17,18 @@ use crate::table::Vacant;
 use crate::types::{EpAddr, Instant};
 use crate::wire::EndStatus;
 
-/// The numbers of an endpoint and of its hidden endpoint for collectives differ in this bit.
-/// Automatically assigned numbers are below it, so their hidden endpoints conflict with nothing.
+/// Bit in which the number of an endpoint differs from that of its hidden endpoint for collectives.
+/// Automatically assigned numbers are below it, so their hidden endpoints conflict with no number.
 pub(crate) const SIDE: u16 = 1 << 15;
 
 /// Counters of one endpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EpCounters {
-    /// Its number.
+    /// Number of the endpoint.
     pub number: u16,
     /// Sends completed.
-    // Not beside their bytes: the compiler would add to both at once, which takes three times as
-    // many instructions.
+    // Not next to `sent_bytes`: the compiler would update both with one vector addition, which
+    // takes three times as many instructions.
     pub sent: u64,
     /// Messages received.
     pub received: u64,
@@ -54,11 +54,11 @@ pub(super) const LEVELS: OpFlags = OpFlags::INJECT_COMPLETE
 pub(super) const RECV_FLAGS: OpFlags =
     OpFlags::MORE.union(OpFlags::COMPLETION).union(LEVELS).union(OpFlags::INJECT);
 
-/// Receives, or one-sided operations, that an endpoint reserves room for at once, at most.
+/// Maximum number of receives, or one-sided operations, that an endpoint reserves room for at once.
 const RESERVE_MAX: usize = 32;
 
-/// Whether an endpoint with `left` reservations may keep that of an ended receive or operation as
-/// well. If it has any left, nothing waits for room.
+/// Whether an endpoint with `left` reservations may also keep the reservation of a receive or
+/// operation that has ended. If any reservation is left, nothing waits for room.
 #[inline(always)]
 pub(super) fn may_reserve_more(left: u16) -> bool {
     (1..RESERVE_MAX as u16).contains(&left)
@@ -68,24 +68,27 @@ pub(super) fn may_reserve_more(left: u16) -> bool {
 #[derive(Debug)]
 pub struct Ep {
     pub(crate) number: u16,
-    /// Which receive context of a scalable endpoint it is, 0 if it is none.
+    /// Index of this receive context in its scalable endpoint, 0 if the endpoint is no such
+    /// context.
     pub(crate) rx_ctx: u8,
     pub(crate) enabled: bool,
-    /// Its connection is over: it sends nothing, and receives only what has come.
+    /// The connection is over: the endpoint sends nothing, and receives only messages that have
+    /// arrived.
     pub(crate) is_over: bool,
-    /// Every peer reaches it, in its address vector or not.
+    /// Every peer may send to the endpoint, in its address vector or not.
     pub(crate) admits_all: bool,
-    /// Enabled, and has the capabilities to send and to receive messages of each [`MsgKind`].
+    /// The endpoint is enabled, and has the capabilities to send and to receive messages of each
+    /// [`MsgKind`].
     pub(crate) may_send: [bool; 2],
     pub(crate) may_recv: [bool; 2],
-    /// `may_send`, and every send writes a completion and none is counted: the fast path asks no
-    /// more of the endpoint.
+    /// `may_send`, and every send writes a completion and no counter counts it: the fast path
+    /// checks nothing else of the endpoint.
     pub(crate) fast_send: [bool; 2],
     /// Receives of each [`MsgKind`] whose room is reserved: they count in `rx_used` and have
     /// completion entries, so they are posted without a check. Above 0 only if the endpoint may
     /// receive and no unexpected message waits.
     pub(crate) rx_reserved: [u16; 2],
-    /// Reserved receives that may no longer be posted without a check; their room is still to be
+    /// Reserved receives that may no longer be posted without a check, but whose room has yet to be
     /// released.
     pub(crate) rx_reserved_idle: u16,
     /// One-sided operations whose room is reserved: they count in `tx_used` and have completion
@@ -94,12 +97,13 @@ pub struct Ep {
     /// Flags that force the slow path of a receive. Under selective completion a missing
     /// `COMPLETION` does too.
     pub(crate) rx_slow_flags: OpFlags,
-    /// Every success writes a completion, with or without `COMPLETION`: no selective completion.
+    /// Every success writes a completion, with or without `COMPLETION`: no selective completion is
+    /// bound.
     pub(crate) sig_all: bool,
-    /// Enabled, and has the capabilities of one-sided operations of each [`Form`].
+    /// The endpoint is enabled, and has the capabilities of one-sided operations of each [`Form`].
     pub(crate) may_rma: [bool; Form::ALL.len()],
     pub(crate) caps: Caps,
-    /// Slots of the bound objects, `NONE` if there is none.
+    /// Slots of the bound objects, `NONE` if not bound.
     pub(crate) tx_cq: CqIdx,
     pub(crate) rx_cq: CqIdx,
     pub(crate) tx_selective: bool,
@@ -119,23 +123,25 @@ pub struct Ep {
     pub(crate) rx_op_flags: OpFlags,
     pub(crate) min_multi_recv: u64,
     pub(crate) buffered: bool,
-    /// Bytes of a message that a buffered-receive event shows at least, and the length above
-    /// which it shows no more than that.
+    /// Minimum number of bytes of a message that a buffered-receive event shows, and the message
+    /// length above which the event shows no more than that.
     pub(crate) buffered_min: usize,
     pub(crate) buffered_limit: usize,
-    /// A message could not be delivered because a queue was full: later ones must not overtake it.
+    /// A message could not be delivered because a queue was full: later messages must not overtake
+    /// it.
     pub(crate) cq_blocked: bool,
-    /// The shared context that its messages take their receives from, `NONE` if it has its own.
+    /// The shared receive context of the endpoint, `NONE` if it has receives of its own.
     pub(crate) srx: EpIdx,
-    /// How many endpoints share it, if it is such a context and no endpoint.
+    /// Number of endpoints that share this record, if it is a shared receive context.
     pub(crate) sharers: Option<u32>,
-    /// The endpoint that it is a [deferred endpoint](super::deferred_ep) of, `NONE` if it is none.
+    /// The endpoint that this is a [deferred endpoint](super::deferred_ep) of, `NONE` if it is no
+    /// deferred endpoint.
     pub(crate) deferred_for: EpIdx,
-    /// It has or had a deferred endpoint.
+    /// The endpoint has or had a deferred endpoint.
     pub(crate) has_deferred: bool,
-    /// Untagged and tagged.
+    /// Matchers of untagged and of tagged messages.
     pub(crate) matcher: [Matcher; 2],
-    /// Messages taken out of matching by a peek or an announcement: (context, message).
+    /// Messages that a peek or an announcement has taken out of matching: (context, message).
     pub(crate) claimed: Vec<(u64, UnexpectedIdx)>,
     pub(crate) counters: EpCounters,
 }
@@ -147,10 +153,10 @@ impl Vacant for Ep {
 }
 
 impl Ep {
-    /// The slot that no endpoint has, and a number that is nobody's names.
+    /// The slot that no endpoint uses: the value of an unused endpoint number.
     pub(super) const NOBODY: EpIdx = EpIdx::of(0);
 
-    /// One that is not enabled.
+    /// A record that is not enabled.
     fn new(number: u16, attr: &EpAttr) -> Self {
         let caps = with_directions(attr.caps);
         let matcher = || {
@@ -236,7 +242,7 @@ impl Ep {
         let asked = self.caps & Caps::ANY_DIRECTED_RECV;
         match kind {
             MsgKind::Tagged => !asked.is_empty(),
-            // FI_EXACT_DIRECTED_RECV changes another, and is one only without.
+            // FI_EXACT_DIRECTED_RECV modifies another capability; alone it is one itself.
             MsgKind::Msg => {
                 asked.contains(Caps::DIRECTED_RECV) || asked == Caps::EXACT_DIRECTED_RECV
             }
@@ -254,14 +260,14 @@ impl Ep {
         self.counters.received + short
     }
 
-    /// Receives of `kind` are checked one by one again.
+    /// Makes every post of a receive of `kind` check again: no reservation is used.
     pub(super) fn stop_reserving(&mut self, kind: MsgKind) {
         self.rx_reserved_idle += std::mem::take(&mut self.rx_reserved[kind as usize]);
     }
 
-    /// Reserves room for receives of `kind`: for one at least, and for an eighth of what is free at
-    /// most. False, and nothing reserved, if there is no room, if something waits for room, or if
-    /// the endpoint may not receive from anybody or has unexpected messages.
+    /// Reserves room for receives of `kind`: at least for one, at most for an eighth of the free
+    /// room. False, and nothing is reserved, if there is no room, if something waits for room, if
+    /// the endpoint may not receive from any source, or if it has unexpected messages.
     #[cold]
     #[inline(never)]
     pub(super) fn reserve_receives(&mut self, cqs: &mut Cqs, kind: usize) -> bool {
@@ -283,7 +289,7 @@ impl Ep {
         n > 0
     }
 
-    /// The same for one-sided operations.
+    /// [`reserve_receives`](Self::reserve_receives) for one-sided operations.
     #[cold]
     #[inline(never)]
     pub(super) fn reserve_ops(&mut self, cqs: &mut Cqs) -> bool {
@@ -306,7 +312,7 @@ impl Ep {
         }
     }
 
-    /// The same for one-sided operations.
+    /// [`release_receives`](Self::release_receives) for one-sided operations.
     pub(super) fn release_ops(&mut self, cqs: &mut Cqs) {
         let n = u32::from(std::mem::take(&mut self.ops_reserved));
         if n > 0 {
@@ -322,19 +328,19 @@ impl Ep {
         self.tx_used > self.ops_reserved.into() || self.rx_used > self.rx_reserved_total()
     }
 
-    /// Receives with reserved room that are not posted.
+    /// Receives that have reserved room and are not posted.
     pub(crate) fn rx_reserved_total(&self) -> u32 {
         self.rx_reserved.iter().chain([&self.rx_reserved_idle]).map(|&n| u32::from(n)).sum()
     }
 
-    /// Notes whether a message waits for room in a completion queue.
+    /// Records whether a message waits for room in a completion queue.
     pub(super) fn set_cq_blocked(&mut self, cq_blocked: bool) {
         self.cq_blocked = cq_blocked;
         self.enable(self.enabled);
     }
 
     /// Whether the endpoint takes messages that name receive context `rx_ctx`. A message that names
-    /// none goes to whichever endpoint has the number.
+    /// no context goes to the endpoint that has the number.
     #[inline(always)]
     pub(crate) fn is_named(&self, rx_ctx: u8) -> bool {
         rx_ctx == 0 || rx_ctx == self.rx_ctx
@@ -346,8 +352,9 @@ impl Ep {
 }
 
 impl CqTable {
-    /// Reserves completion entries in advance for an endpoint with `own` places left of its own.
-    /// Returns their number: one at least, an eighth of the free ones at most; 0 if none is free.
+    /// Reserves completion entries in advance for an endpoint with `room` places left in its own
+    /// queue. Returns their number: at least one, at most an eighth of the free entries; 0 if no
+    /// entry is free.
     fn lend(&mut self, room: usize) -> u16 {
         let room = room.min(self.cq.room());
         let n = (room / 8).clamp(1, RESERVE_MAX).min(room) as u16;
@@ -358,7 +365,7 @@ impl CqTable {
 }
 
 impl Eps {
-    /// Makes a record that no message names yet.
+    /// Creates a record that no endpoint number leads to yet.
     pub(super) fn record(&mut self, attr: EpAttr, number: u16) -> Result<EpId> {
         let idx = self.alloc(Ep::new(number, &attr)).ok_or(Error::NoMem)?;
         Ok(EpId(self.handle(idx)))
@@ -381,7 +388,7 @@ impl Eps {
         self.add(attr, number)
     }
 
-    /// Makes the record of an endpoint whose number is free.
+    /// Creates the record of an endpoint whose number is free.
     pub(super) fn add(&mut self, attr: EpAttr, number: u16) -> Result<EpId> {
         let ep = self.record(attr, number)?;
         self.numbers.set(number, ep.0.idx());
@@ -425,13 +432,13 @@ impl Eps {
         if e.enabled { Ok(()) } else { Err(Error::OpBadState) }
     }
 
-    /// The flags of transmit and receive calls that take none.
+    /// Default flags of the transmit and receive calls that take no flags.
     pub fn op_flags(&self, ep: EpId) -> Result<(OpFlags, OpFlags)> {
         let e = self.by_handle(ep.0).ok_or(Error::BadFd)?;
         Ok((e.tx_op_flags, e.rx_op_flags))
     }
 
-    /// Sets the flags that [`op_flags`](Self::op_flags) tells.
+    /// Sets the flags that [`op_flags`](Self::op_flags) returns.
     pub fn set_op_flags(&mut self, ep: EpId, tx: OpFlags, rx: OpFlags) -> Result<()> {
         let e = self.by_handle_mut(ep.0).ok_or(Error::BadFd)?;
         (e.tx_op_flags, e.rx_op_flags) = (tx, rx);
@@ -465,7 +472,7 @@ impl Eps {
 }
 
 impl EpAttr {
-    /// Whether there can be such an endpoint.
+    /// Checks whether the attributes describe an endpoint that can exist.
     pub(super) fn check(&self) -> Result<()> {
         if self.tx_size == 0 || self.rx_size == 0 {
             return Err(Error::Invalid("queue size must not be 0"));
@@ -473,7 +480,8 @@ impl EpAttr {
         Ok(())
     }
 
-    /// [`check`](Self::check) of a context of a scalable endpoint, which joins no multicast group.
+    /// [`check`](Self::check) of a context of a scalable endpoint. A context joins no multicast
+    /// group.
     pub(super) fn check_context(&self) -> Result<()> {
         if self.caps.intersects(Caps::MULTICAST) {
             return Err(Error::OpNotSupp("FI_MULTICAST of a scalable endpoint"));
@@ -580,8 +588,8 @@ impl Receiving<'_> {
             .map(|(i, _)| i)
             .collect();
         for msg in unexpected {
-            // Discarding may have ended the session of a peer with too many pulls, and this message
-            // with it.
+            // Discarding may have ended the session of a peer with too many pulls, and freed this
+            // message with it.
             if self.sessions.unexpected.get(msg).is_some() {
                 self.discard_unexpected(now, msg, EndStatus::Closed);
             }
@@ -600,8 +608,8 @@ impl Receiving<'_> {
 }
 
 impl Sessions<'_> {
-    /// Ends the sends of endpoint `idx`. A packet in flight keeps its number as a NOP, so that the
-    /// session goes on.
+    /// Ends the sends of endpoint `idx`. A packet in flight keeps its PSN as a NOP, so that the
+    /// session continues.
     pub(super) fn close_sends(&mut self, now: Instant, idx: EpIdx) {
         let wrs: Vec<TxIdx> =
             self.tx.wrs.iter().filter(|(_, wr)| wr.ep == idx).map(|(i, _)| i).collect();
@@ -658,15 +666,16 @@ impl Operations<'_> {
             table.bound += 1;
         }
         if e.enabled {
-            // A counter closes parts of the fast path.
+            // A counter disables parts of the fast path.
             e.enable(true);
             self.count_fast_ops(ep.0.idx());
         }
         Ok(())
     }
 
-    /// Operations of the endpoint that have completed for the application but may still be
-    /// retransmitted: injected ones, and those that completed when their source could be reused.
+    /// Number of operations of the endpoint that have completed for the application but may still
+    /// be retransmitted: injected operations, and operations that completed when their source could
+    /// be reused.
     ///
     /// # Errors
     /// [`Error::BadFd`].
@@ -680,8 +689,8 @@ impl Operations<'_> {
 }
 
 impl Objects<'_> {
-    /// Something waits for room in queue `cq`: until it has been served, no endpoint reserves
-    /// entries in advance.
+    /// Marks queue `cq` as one that something waits for room in: until it has been served, no
+    /// endpoint reserves entries in advance.
     #[cold]
     pub(super) fn starve_queue(&mut self, cq: CqIdx) {
         self.due.todo |= Todo::ROOM;
@@ -762,8 +771,8 @@ impl Objects<'_> {
         self.end_receives_if_over(e);
     }
 
-    /// Ends the receives of endpoint `e` if its connection is over and every message that has come
-    /// is in the one that it was for: no other will come.
+    /// Ends the receives of endpoint `e` if its connection is over and every message that has
+    /// arrived is in its receive: no other message will arrive.
     pub(super) fn end_receives_if_over(&mut self, e: EpIdx) {
         if !self.eps[e].is_over || self.eps[e].cq_blocked {
             return;
@@ -777,7 +786,7 @@ impl Objects<'_> {
         }
     }
 
-    /// Unbinds the objects of a record that was freed.
+    /// Unbinds the objects of a freed record.
     pub(super) fn unbind(&mut self, e: &Ep) {
         self.counters.msgs_sent += e.counters.sent;
         self.counters.msgs_received += e.received();
@@ -795,15 +804,15 @@ impl Objects<'_> {
         }
     }
 
-    /// The rest of the message being placed will not arrive: ends its receive, unless that is a
-    /// multi-receive that is still in matching or takes another message.
+    /// Ends the receive of a message whose rest will not arrive. A multi-receive that is still in
+    /// matching, or that takes another message, continues.
     pub(super) fn cancel_placing(&mut self, recv: RecvIdx) {
         let wr = &mut self.posted[recv].payload;
         wr.active -= 1;
         let (e, multi) = (wr.ep, wr.is(RecvFlags::MULTI));
         let last = wr.active == 0 && (!multi || wr.is(RecvFlags::CLOSED));
         if multi {
-            // Each message of a multi-receive has an entry of its own reserved.
+            // Each message placed into a multi-receive has a completion entry of its own reserved.
             let cq = self.eps[e].rx_cq;
             self.cqs[cq].cq.unreserve();
         }
@@ -813,7 +822,8 @@ impl Objects<'_> {
     }
 }
 
-/// `FI_MSG` or `FI_TAGGED` alone stand for both directions, `FI_RMA` or `FI_ATOMIC` for all four.
+/// Completes a set of capabilities: `FI_MSG` or `FI_TAGGED` alone stand for both directions,
+/// `FI_RMA` or `FI_ATOMIC` for all four.
 pub(super) fn with_directions(mut caps: Caps) -> Caps {
     let groups = [
         (Caps::MSG | Caps::TAGGED, Caps::SEND | Caps::RECV),

@@ -12,7 +12,7 @@ use crate::flags::CqFlags;
 use crate::idx::{CntrIdx, CqIdx, EpIdx};
 use crate::table::Table;
 
-/// See the module. A call that names an endpoint which was closed is [`Error::BadFd`].
+/// The endpoints of a node. A call that names a closed endpoint returns [`Error::BadFd`].
 #[derive(Debug)]
 pub struct Eps {
     table: Table<Ep, (), EpIdx>,
@@ -41,8 +41,8 @@ impl Eps {
         Self { table: Table::with_nobody(65536), numbers: Numbers::default() }
     }
 
-    /// Makes room for an entry in queue `cq`, if entries reserved in advance are all that fills
-    /// it: releases those.
+    /// Frees entries of queue `cq` if it is full only because of entries reserved in advance:
+    /// releases those reservations.
     #[inline]
     pub(super) fn make_room(&mut self, cqs: &mut Cqs, cq: CqIdx) {
         let CqTable { cq: queue, has_reserved, .. } = &mut cqs[cq];
@@ -52,7 +52,7 @@ impl Eps {
         }
     }
 
-    /// Releases what endpoints have reserved in queue `cq`.
+    /// Releases the entries that endpoints have reserved in queue `cq`.
     #[cold]
     #[inline(never)]
     pub(super) fn recall(&mut self, cqs: &mut Cqs, cq: CqIdx) {
@@ -66,8 +66,8 @@ impl Eps {
         }
     }
 
-    /// Makes room for a send of endpoint `e`, in its transmit queue and its completion queue, if
-    /// only reservations fill them.
+    /// Frees a place for a send of endpoint `e` in its transmit queue and its completion queue, if
+    /// these are full only because of reservations.
     #[inline]
     pub(super) fn make_send_room(&mut self, cqs: &mut Cqs, e: EpIdx) {
         let ep = &mut self[e];
@@ -78,7 +78,7 @@ impl Eps {
         self.make_room(cqs, cq);
     }
 
-    /// The same for a receive of endpoint `e`.
+    /// [`make_send_room`](Self::make_send_room) for a receive of endpoint `e`.
     #[inline]
     pub(super) fn make_recv_room(&mut self, cqs: &mut Cqs, e: EpIdx) {
         let ep = &mut self[e];
@@ -95,27 +95,27 @@ impl Eps {
         self.numbers.ep(number)
     }
 
-    /// Lets every peer reach `ep`, even with [`NodeSettings::inserted`](super::NodeSettings): its
+    /// Lets every peer send to `ep`, even with [`NodeSettings::inserted`](super::NodeSettings): its
     /// user checks the sources itself.
     pub fn admit_all(&mut self, ep: EpId) -> Result<()> {
         self.by_handle_mut(ep.0).ok_or(Error::BadFd)?.admits_all = true;
         Ok(())
     }
 
-    /// Every endpoint looks up the route of its next message.
+    /// Makes every endpoint look up the route of its next message again.
     pub(super) fn forget_routes(&mut self) {
         self.iter_mut().for_each(|(_, ep)| ep.route = Route::NONE);
     }
 }
 
-/// An endpoint and its completion queue, while nothing else has to do with them.
+/// The transmit queue of an endpoint and its completion queue, borrowed together.
 pub(super) struct SendRoom<'a> {
     pub(super) ep: &'a mut Ep,
     cq: &'a mut Cq,
 }
 
 impl<'a> SendRoom<'a> {
-    /// That of endpoint `e`.
+    /// The queues of endpoint `e`.
     #[inline(always)]
     pub(super) fn of(eps: &'a mut Eps, cqs: &'a mut Cqs, e: EpIdx) -> Self {
         let ep = &mut eps[e];
@@ -129,22 +129,22 @@ impl<'a> SendRoom<'a> {
         self.ep.tx_used < self.ep.tx_size && self.cq.has_room()
     }
 
-    /// Takes both, which are there.
+    /// Takes a place and an entry. The caller has checked [`is_there`](Self::is_there).
     #[inline(always)]
     pub(super) fn take(&mut self) {
         self.ep.tx_used += 1;
         self.cq.reserve_free();
     }
 
-    /// Gives both back.
+    /// Returns the place and the entry.
     #[inline(always)]
     pub(super) fn give_back(&mut self) {
         self.ep.tx_used -= 1;
         self.cq.unreserve();
     }
 
-    /// A send has ended well that has no place, or has given it back: what it writes, if it is
-    /// `wanted`, is an entry that is there. Returns the counter that counts it.
+    /// Completes a send that has no place, or has returned it, with success. If a completion is
+    /// `wanted`, the queue has an entry for it. Returns the counter of the send.
     #[inline(always)]
     pub(super) fn complete(self, context: u64, flags: CqFlags, wanted: bool) -> CntrIdx {
         if wanted {

@@ -1,11 +1,11 @@
 //! Memory regions: what peers may read and write, by key.
 //!
-//! A key is 64 random bits, drawn anew at every registration, or the application's own number. The
-//! lower 20 bits of a drawn one are the region's slot, disguised by a keyed hash of the other 44:
-//! so it leads to its region, and who knows any number of keys knows nothing of the next one.
-//! Whoever looks one up compares all 64 bits. The slot of a closed region goes to the next one with
-//! other random bits, so a packet that is still on its way when a region closes finds nobody, and
-//! nothing is written once [`Responder::mr_close`] has returned.
+//! A key is 64 random bits, drawn anew at every registration, or a number that the application
+//! chose. The lower 20 bits of a drawn key are the region's slot, encrypted by a keyed hash of the
+//! other 44 bits: the key leads to its region, and known keys reveal nothing about the next key. A
+//! look-up compares all 64 bits. When a region closes, its slot gets a key with other random bits,
+//! so a packet in flight that names the old key finds no region, and nothing is written once
+//! [`Responder::mr_close`] has returned.
 //!
 //! A look-up yields (region, offset): an offset in the lent memory, checked against its length.
 
@@ -48,7 +48,7 @@ pub struct MrId(pub(crate) Handle<MrIdx>);
 pub struct MrReq {
     /// The memory.
     pub buf: IoBuf,
-    /// What may be done with it.
+    /// The permitted kinds of access.
     pub access: MrAccess,
     /// The application's key; `None` draws one that cannot be guessed.
     pub requested_key: Option<u64>,
@@ -61,7 +61,7 @@ pub struct MrReq {
     pub sharing: Sharing,
 }
 
-/// The only way for peers to reach a region.
+/// The endpoints that peers must address to reach a region.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Scope {
     /// An endpoint or a context.
@@ -70,33 +70,33 @@ pub(crate) enum Scope {
     Sep(SepId),
 }
 
-/// An operation of a peer that names regions, among all that its session has under way.
+/// An operation of a peer that names regions, identified among all operations of its session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Accessor {
     pub(super) peer: PeerIdx,
-    /// This node's name for the session.
+    /// This node's session id.
     pub(super) sid: u32,
     pub(super) number: AccessNumber,
 }
 
-/// Which one it is.
+/// Identifies the operation in its session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AccessNumber {
-    /// The write or the atomic operation with this sequence number.
+    /// The write or atomic operation with this sequence number.
     Change(u16),
-    /// The read whose bytes go to this slot of the initiator, of this generation.
+    /// The read whose bytes go to this slot of the initiator, with this generation.
     Read(u32, u32),
 }
 
-/// How many operations a region is for.
+/// How many operations may use a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Uses {
     Any,
-    /// One, which has not come.
+    /// One operation, which has not arrived yet.
     One,
-    /// That one, which has not ended.
+    /// This operation, which has not ended.
     By(Accessor),
-    /// One, which has ended.
+    /// One operation, which has ended.
     Spent,
 }
 
@@ -115,21 +115,21 @@ pub struct Mr {
     /// Counters of remote reads and writes, `NONE` if not bound.
     pub(crate) read_cntr: CntrIdx,
     pub(crate) write_cntr: CntrIdx,
-    /// READs being answered and packets in flight that carry its bytes.
+    /// Packets in flight that carry bytes of the region, and READs being answered from it.
     pub(crate) readers: u32,
 }
 
-/// The regions of a node. A call that names one which was closed is [`Error::BadFd`].
+/// The memory regions of a node. A call that names a closed region returns [`Error::BadFd`].
 #[derive(Debug)]
 pub struct Mrs {
     table: Slab<Mr, (), MrIdx>,
-    /// Those whose key the application chose.
+    /// Regions whose key the application chose.
     by_key: HashMap<u64, MrIdx>,
-    /// The one of the last atomic operation: likely the next one's.
+    /// Region of the last atomic operation: likely the region of the next one.
     pub(super) last: MrIdx,
     /// Keys drawn so far.
     drawn: u64,
-    /// What draws them.
+    /// Secret seed of the drawn keys.
     secret: [u64; 2],
 }
 
@@ -150,19 +150,19 @@ impl IndexMut<MrIdx> for Mrs {
 }
 
 impl Mr {
-    /// Whether others than this thread change it by atomics.
+    /// Whether agents other than this thread change the region by atomics.
     #[inline(always)]
     pub(super) fn is_shared(&self) -> bool {
         self.sharing.is_shared()
     }
 
-    /// Whether any number of operations may use it.
+    /// Whether any number of operations may use the region.
     #[inline]
     pub(super) fn is_reusable(&self) -> bool {
         self.uses == Uses::Any
     }
 
-    /// Whether its key is one for operation `of`, as far as their number goes.
+    /// Whether operation `of` may use the region, as far as the number of operations is concerned.
     fn is_for(&self, of: Accessor) -> bool {
         match self.uses {
             Uses::Any | Uses::One => true,
@@ -183,7 +183,7 @@ impl Eps {
 }
 
 impl Mrs {
-    /// None, at a node with these settings.
+    /// An empty table for a node with these settings.
     pub(super) fn new(s: &NodeSettings) -> Self {
         Self {
             table: Slab::with_capacity(s.mr_max),
@@ -199,10 +199,11 @@ impl Mrs {
         Ok(self.table.by_handle(mr.0).ok_or(Error::BadFd)?.key)
     }
 
-    /// Copies `out.len()` bytes at `offset` of a region out, while peers may be writing them.
+    /// Copies `out.len()` bytes at `offset` of a region to `out`. Peers may be writing them
+    /// meanwhile.
     ///
     /// # Errors
-    /// [`Error::BadFd`]: it was closed. [`Error::Invalid`]: they are not all inside.
+    /// [`Error::BadFd`]: the region was closed. [`Error::Invalid`]: the range is not inside it.
     pub fn load(&self, mr: MrId, offset: usize, out: &mut [u8]) -> Result<()> {
         let mr = self.table.by_handle(mr.0).ok_or(Error::BadFd)?;
         inside(&mr.buf, offset, out.len())?;
@@ -221,7 +222,7 @@ impl Mrs {
         Ok(())
     }
 
-    /// A key for `slot` that no region has.
+    /// Draws a key for `slot` that no region has.
     fn draw_key(&mut self, slot: MrIdx) -> u64 {
         loop {
             self.drawn += 1;
@@ -233,7 +234,7 @@ impl Mrs {
         }
     }
 
-    /// A hash that nobody outside can compute: its key is the seed, which a live domain takes from
+    /// A keyed hash, which no peer can compute: its key is the seed, which a live domain takes from
     /// the kernel.
     fn keyed_hash(&self, word: u64) -> u64 {
         #[expect(deprecated, reason = "see the import")]
@@ -242,9 +243,9 @@ impl Mrs {
         hash.finish()
     }
 
-    /// The lower bits of a drawn key whose upper bits are those of `key`, for a slot; and back.
+    /// The lower bits of a drawn key with the upper bits of `key`, for a slot; and the inverse.
     fn scramble(&self, key: u64, slot: u32) -> u64 {
-        // Another input than any of `draw_key`, which counts from 1.
+        // Domain separation from `draw_key`, whose inputs count from 1.
         (self.keyed_hash(!(key >> SLOT_BITS)) ^ u64::from(slot)) & SLOT_MASK
     }
 
@@ -263,7 +264,7 @@ impl Mrs {
     }
 
     /// Finds `len` bytes at the start of `range`, if a packet for endpoint `e` has this access to
-    /// them. Returns region and offset.
+    /// them. Returns the region and the offset in it.
     #[inline]
     pub(super) fn look(
         &self,
@@ -287,12 +288,12 @@ impl Mrs {
 }
 
 impl Responder<'_> {
-    /// Registers memory, and so lets peers that know the key reach it.
+    /// Registers memory, so that peers which know the key can access it.
     ///
     /// # Errors
     /// - [`Error::NoKey`]: a region has the requested key.
     /// - [`Error::Invalid`]: the last byte's remote address would be above 2^64.
-    /// - [`Error::NoMem`]: there are as many regions as the node was set to.
+    /// - [`Error::NoMem`]: the node has as many regions as its setting allows.
     /// - [`Error::BadFd`]: the endpoint was closed.
     pub fn mr_reg(&mut self, req: MrReq) -> Result<MrId> {
         if let Some(ep) = req.ep {
@@ -333,12 +334,12 @@ impl Responder<'_> {
         Ok(MrId(self.mrs.table.handle(idx)))
     }
 
-    /// Binds a counter of remote accesses: of `reads`, which fetching atomics are too, of `writes`,
-    /// which all atomics are that may change the region, or of both.
+    /// Binds a counter of remote accesses: of `reads` (fetching atomics included), of `writes` (all
+    /// atomics that may change the region), or of both.
     ///
     /// # Errors
-    /// [`Error::BadFd`]: one of them was closed. [`Error::Invalid`]: one is bound already.
-    /// Nothing is bound then.
+    /// [`Error::BadFd`]: the region or the counter was closed. [`Error::Invalid`]: a counter is
+    /// bound already. Nothing is bound then.
     pub fn mr_bind_cntr(
         &mut self,
         mr: MrId,
@@ -360,38 +361,39 @@ impl Responder<'_> {
         Ok(())
     }
 
-    /// Makes `ep` the one endpoint that peers reach the region through.
+    /// Restricts the region to peers that address endpoint `ep`.
     ///
     /// # Errors
-    /// [`Error::BadFd`]: one of them was closed.
+    /// [`Error::BadFd`]: the region or the endpoint was closed.
     pub fn mr_bind_ep(&mut self, mr: MrId, ep: EpId) -> Result<()> {
         self.objects.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
         self.mr_limit(mr, Scope::Ep(ep))
     }
 
-    /// Lets peers reach the region through the receive contexts of `sep` alone, those that are open
-    /// and those to come.
+    /// Restricts the region to peers that address a receive context of `sep`, one that is open or
+    /// one that is opened later.
     ///
     /// # Errors
-    /// [`Error::BadFd`]: one of them was closed.
+    /// [`Error::BadFd`]: the region or the scalable endpoint was closed.
     pub fn mr_bind_sep(&mut self, mr: MrId, sep: SepId) -> Result<()> {
         self.objects.eps.sep(sep)?;
         self.mr_limit(mr, Scope::Sep(sep))
     }
 
-    /// Makes the region good for one operation of a peer (`FI_MR_SINGLE_USE`). As soon as the first
-    /// one begins, its key is unknown to any other; when that has ended, to all. An operation whose
-    /// first packet is refused has not begun; one that fails later leaves the region to nobody.
+    /// Limits the region to one operation of a peer (`FI_MR_SINGLE_USE`). As soon as the first
+    /// operation begins, its key is unknown to any other; when that operation has ended, to all. An
+    /// operation whose first packet is refused has not begun; one that fails later still uses up
+    /// the region.
     ///
     /// # Errors
-    /// [`Error::BadFd`]: it was closed.
+    /// [`Error::BadFd`]: the region was closed.
     pub fn mr_single_use(&mut self, mr: MrId) -> Result<()> {
         self.mrs.table.by_handle_mut(mr.0).ok_or(Error::BadFd)?.uses = Uses::One;
         self.target.revoke_grants();
         Ok(())
     }
 
-    /// Operation `of` has used region `m`, and ends if `last`.
+    /// Notes that operation `of` has used region `m`; the operation ends if `last`.
     #[inline]
     pub(super) fn note_use(&mut self, m: MrIdx, of: Accessor, last: bool) {
         let mr = &mut self.mrs[m];
@@ -451,7 +453,7 @@ impl Responder<'_> {
         }
     }
 
-    /// [`Mrs::look`] for operation `of`, which counts refusals.
+    /// [`Mrs::look`] for operation `of`; also counts refusals.
     #[inline]
     pub(super) fn mr_find(
         &mut self,

@@ -1,4 +1,4 @@
-//! Operations in flight: what was posted and is not yet complete.
+//! Operations in flight: posted, and not yet complete.
 
 use barewire_driver::frame::Body;
 use barewire_driver::mem::{IoBuf, Span};
@@ -21,46 +21,48 @@ use crate::types::Instant;
 use crate::wire::{EndStatus, NackReason};
 
 bitflags! {
-    /// What a transmit request asked for.
+    /// Properties of a transmit request.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
     pub(crate) struct WrFlags: u32 {
         /// A tagged message.
         const TAGGED = 1;
-        /// `data` goes along.
+        /// The packet carries `data` as remote CQ data.
         const IMM = 1 << 1;
         /// The payload was copied to the node's inject memory.
         const INJECTED = 1 << 2;
-        /// Waits until every earlier operation to the peer has completed.
+        /// The request waits until every earlier operation to the peer has completed.
         const FENCE = 1 << 3;
-        /// Writes a completion on success.
+        /// A success writes a completion.
         const CQE = 1 << 4;
-        /// Completes only when the peer has processed it.
+        /// The request completes only when the peer has processed it.
         const DELIVERY = 1 << 5;
-        /// Completes when the peer has matched it, so it is announced (RNDV) whatever its length.
+        /// The request completes when the peer has matched it, so it is announced (RNDV) at any
+        /// length.
         const MATCH = 1 << 6;
-        /// Completes as soon as its memory may be reused.
+        /// The request completes as soon as its memory may be reused.
         const EARLY = 1 << 7;
         /// Another operation follows at once (`FI_MORE`).
         const MORE = 1 << 8;
-        /// In the queue of messages.
+        /// The request is in the queue of messages.
         const IN_SEND_Q = 1 << 9;
-        /// In the queue of data that the peer asked for.
+        /// The request is in the queue of data that the peer has pulled.
         const IN_RNDV_DATA_Q = 1 << 10;
-        /// The success completion has been written; only a copy of ours is still in flight.
+        /// The success completion has been written; only a copy of the payload is still in flight.
         const REPORTED = 1 << 11;
-        /// Announced by RNDV.
+        /// The message was announced by RNDV.
         const ANNOUNCED = 1 << 12;
-        /// Every packet was handed to the port once, or the peer said END.
+        /// Every packet was handed to the port once, or the peer sent END.
         const ALL_SENT = 1 << 13;
-        /// Packed with others when it left.
+        /// The message was packed with others when it left.
         const PACKED = 1 << 14;
-        /// A one-sided operation: `pull_op` is its [`Rma`] record, `len` and `sent` count bytes of
-        /// a read or write, elements of an atomic operation.
+        /// The request is a one-sided operation: `pull_op` is its [`Rma`] record; `len` and `sent`
+        /// count bytes of a read or write, elements of an atomic operation.
         const RMA = 1 << 15;
-        /// A packet of several messages: `pull_gen` is its buffer, `tag` how many they are, `len`
-        /// and `sent` count bytes of it, and `data` the credit that they use.
+        /// The request is a packet of several messages: `pull_gen` is its buffer, `tag` the number
+        /// of messages, `len` and `sent` count bytes of the packet, and `data` is the credit that
+        /// the messages use.
         const GROUP = 1 << 16;
-        /// The address names a life of the peer.
+        /// The destination address names an incarnation of the peer.
         const NAMED = 1 << 17;
     }
 }
@@ -68,8 +70,8 @@ bitflags! {
 /// The copy of an injected message.
 pub(super) type Inject = [u8; Node::INJECT_SIZE];
 
-/// A transmit request: a message, or the part of a one-sided operation that is handled like one.
-/// Its memory is apart, in `TxWrs`.
+/// A transmit request: a message, or the part of a one-sided operation that is handled like a
+/// message. Its memory is stored separately, in `TxWrs`.
 #[derive(Debug)]
 pub(crate) struct TxWr {
     pub(crate) context: u64,
@@ -78,9 +80,9 @@ pub(crate) struct TxWr {
     pub(crate) len: u64,
     /// Bytes put into packets so far.
     pub(crate) sent: u64,
-    /// Bytes the peer asked for so far.
+    /// Bytes that the peer has pulled so far.
     pub(crate) asked: u64,
-    /// The peer's pull; of a packed message, the next one of the packet.
+    /// The peer's pull; in a packed message, the next message of the packet.
     pub(crate) pull_op: u32,
     pub(crate) pull_gen: u32,
     pub(crate) peer: PeerIdx,
@@ -88,7 +90,7 @@ pub(crate) struct TxWr {
     /// Packets of this message that are kept until acknowledged.
     pub(crate) unacked: u32,
     pub(crate) dst_ep: u16,
-    /// The receive context that the address named, 0 if none.
+    /// The receive context that the address names, 0 if none.
     pub(crate) rx_ctx: u8,
     pub(crate) src_ep: u16,
     pub(crate) flags: WrFlags,
@@ -128,13 +130,13 @@ impl TxWr {
 }
 
 impl TxWr {
-    /// Whether nothing of it is outstanding.
+    /// Whether no part of the request is outstanding.
     #[inline(always)]
     pub(super) fn is_done(&self) -> bool {
         self.flags.contains(WrFlags::ALL_SENT) && self.unacked == 0
     }
 
-    /// `len` bytes at `offset` of its memory: the injected copy, or the lent buffer.
+    /// `len` bytes at `offset` of the request's memory: the injected copy, or the lent buffer.
     #[inline]
     pub(super) fn body<'a>(
         &self,
@@ -203,9 +205,9 @@ impl Linked<1, TxIdx> for TxWr {
 #[repr(C)]
 pub(crate) struct RecvWr {
     pub(crate) context: u64,
-    /// Bytes taken, for a multi-receive.
+    /// Bytes that messages have used so far, for a multi-receive.
     pub(crate) used: u64,
-    /// Its memory, unless that is a list.
+    /// The receive's memory, unless that is a list.
     pub(crate) buf: Span,
     pub(crate) ep: EpIdx,
     pub(crate) is: RecvFlags,
@@ -217,18 +219,18 @@ bitflags! {
     /// Kind and flags of a posted receive.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(crate) struct RecvFlags: u32 {
-        /// The common case: takes one message, into one span, writes a completion on success, and
-        /// is no deferred endpoint's.
+        /// The common case: the receive takes one message into one span, writes a completion on
+        /// success, and belongs to no deferred endpoint.
         const SIMPLE = 1 << 0;
         const TAGGED = 1 << 1;
-        /// Writes a completion on success.
+        /// A success writes a completion.
         const SIGNALED = 1 << 2;
-        /// Its memory is in several pieces and described in
-        /// `Receives::lists`, so that what is moved in and out of a slot is short.
+        /// The memory is in several pieces, described in `Receives::lists`, to keep the record
+        /// short.
         const LIST = 1 << 3;
-        /// Takes many messages.
+        /// The receive takes many messages.
         const MULTI = 1 << 4;
-        /// No longer in matching: the free tail is too short, or it was cancelled.
+        /// The receive is no longer in matching: the free tail is too short, or it was cancelled.
         const CLOSED = 1 << 5;
     }
 }
@@ -239,13 +241,14 @@ impl RecvWr {
         self.is.contains(what)
     }
 
-    /// What every entry about it says.
+    /// Flags of every completion entry of the receive.
     #[inline(always)]
     pub(crate) fn cq_flags(&self) -> CqFlags {
         CqFlags::RECV | if self.is(RecvFlags::TAGGED) { CqFlags::TAGGED } else { CqFlags::MSG }
     }
 
-    /// Becomes a simple receive of endpoint `ep`, in a vacant slot or one whose receive has ended.
+    /// Turns the record into a simple receive of endpoint `ep`. The slot is vacant, or its last
+    /// receive has ended.
     #[inline(always)]
     pub(crate) fn set_simple(&mut self, ep: EpIdx, tagged: bool, context: u64, buf: Span) {
         debug_assert!((self.used, self.active) == (0, 0));
@@ -273,18 +276,18 @@ impl Receive for RecvWr {
 #[derive(Debug)]
 pub(crate) struct UnexpectedMsg {
     pub(crate) peer: PeerIdx,
-    /// The life of the peer that sent it.
+    /// Incarnation of the peer that sent it.
     pub(crate) inc: u64,
     pub(crate) src_ep: u16,
-    /// Endpoint it is for.
+    /// Destination endpoint.
     pub(crate) ep: EpIdx,
     pub(crate) tagged: bool,
     pub(crate) imm: Option<u64>,
     pub(crate) msg_len: u64,
-    /// The announcer's request if it has to be pulled, else `NONE`.
+    /// The sender's request if the message has to be pulled, else `NONE`.
     pub(crate) src_op: u32,
     pub(crate) src_gen: u32,
-    /// Credits it holds.
+    /// Credits that the message holds.
     pub(crate) units: u32,
     pub(crate) chain: Chain,
     /// Every segment has arrived.
@@ -293,7 +296,7 @@ pub(crate) struct UnexpectedMsg {
     pub(crate) claimed: bool,
     /// The receive that waits for the last segment, or `NONE`.
     pub(crate) recv: RecvIdx,
-    /// Where in that receive's buffer it goes.
+    /// Offset in that receive's buffer at which the message is placed.
     pub(crate) base: u64,
     /// Its session ended before it was pulled: claiming it gives an error.
     pub(crate) dead: bool,
@@ -313,35 +316,35 @@ pub(crate) struct Pull {
     pub(crate) peer: PeerIdx,
     pub(crate) src_op: u32,
     pub(crate) src_gen: u32,
-    /// The receive it goes to; `NONE` if that is gone.
+    /// Destination receive; `NONE` if it has ended.
     pub(crate) recv: RecvIdx,
-    /// A read of the peer's memory: its bytes go to the memory of transmit request `wr`. If that is
-    /// `NONE` the read was given up: its bytes are discarded and only counted.
+    /// The pull is a read of the peer's memory: its bytes go to the memory of transmit request
+    /// `wr`. If that is `NONE` the read was abandoned: its bytes are discarded and only counted.
     pub(crate) read: bool,
     pub(crate) wr: TxIdx,
-    /// Where in the receive's buffer it starts.
+    /// Offset in the receive's buffer at which the message starts.
     pub(crate) base: u64,
     pub(crate) msg_len: u64,
-    /// Bytes wanted: the message, or as much of it as fits the buffer.
+    /// Bytes to pull: the message, or as much of it as fits the buffer.
     pub(crate) want: u64,
     pub(crate) asked: u64,
     pub(crate) got: u64,
-    /// Bytes that the queued PULL will ask for; they count as outstanding already.
+    /// Bytes that the queued PULL will request; they already count as outstanding.
     pub(crate) asking: u32,
     pub(crate) src_ep: u16,
     pub(crate) tagged: bool,
     pub(crate) tag: u64,
     pub(crate) imm: Option<u64>,
-    /// END status, once nothing more will be asked for.
+    /// END status, once no more bytes will be requested.
     pub(crate) end: Option<crate::wire::EndStatus>,
-    /// When its bytes last arrived, or when it first asked: the time of the turn.
+    /// Time of the turn at which bytes last arrived, or of the first request.
     pub(crate) last_rx: Instant,
-    /// The PSN of its last PULL.
+    /// PSN of the last PULL.
     pub(crate) psn: Psn,
-    /// `una` of the session when it was last checked for this pull.
+    /// `una` of the session when this pull was last checked.
     pub(crate) una: Psn,
     pub(crate) in_rndv_ctl_q: bool,
-    /// Waits for room in the pull window.
+    /// The pull waits for room in the pull window.
     pub(crate) waiting: bool,
     pub(crate) queue: Link<PullIdx>,
     pub(crate) of_peer: Link<PullIdx>,
@@ -349,7 +352,8 @@ pub(crate) struct Pull {
 }
 
 impl Pull {
-    /// One that has asked for nothing, of the sender's operation `src_op` with that generation.
+    /// A pull that has requested nothing, of the sender's operation `src_op` with generation
+    /// `src_gen`.
     pub(super) fn new(peer: PeerIdx, src_op: u32, src_gen: u32, end: Option<EndStatus>) -> Self {
         Self {
             peer,
@@ -422,18 +426,18 @@ impl Linked<0, OooIdx> for OooPacket {
 #[derive(Debug)]
 pub(crate) struct Rma {
     pub(crate) kind: RmaKind,
-    /// The remote ranges, the current one, and how far into it the packets made so far reach:
+    /// The remote ranges, the current one, and the progress in it of the packets made so far:
     /// bytes, or elements of an atomic operation.
     pub(crate) iov: RmaList,
     pub(crate) at: usize,
     pub(crate) done: u64,
-    /// Number of the operation on the wire, from its first packet on.
+    /// Sequence number of the operation on the wire, set at its first packet.
     pub(crate) seq: u16,
-    /// The pull of a read, while there is one.
+    /// The pull of a read, while it has one.
     pub(crate) pull: PullIdx,
 }
 
-/// Which one-sided operation.
+/// Kind of a one-sided operation.
 #[derive(Debug)]
 pub(crate) enum RmaKind {
     Write,
@@ -450,19 +454,19 @@ pub(crate) struct AtomicWr {
     pub(crate) elem_len: u8,
     /// Bytes of operands and compare values per element.
     pub(crate) sent_len: u8,
-    /// It fetches the old values.
+    /// The operation fetches the old values.
     pub(crate) fetch: bool,
     pub(crate) tagged: bool,
-    /// Where they go.
+    /// Destination of the old values.
     pub(crate) result: IoBuf,
     /// Operands, then compare values, if they are too long for the inject memory.
     pub(crate) operands: Vec<u8>,
-    /// Elements of a packet, from the first on: `operands` is laid out so; 0 before.
+    /// Elements per packet: `operands` is laid out accordingly. 0 before the first packet.
     pub(crate) segment: u16,
     /// Packets without an answer yet, and bytes answered.
     pub(crate) answers: u32,
     pub(crate) got: u64,
-    /// The last packet has left.
+    /// The last packet has been sent.
     pub(crate) all_out: bool,
 }
 
@@ -470,7 +474,7 @@ pub(crate) struct AtomicWr {
 #[derive(Debug)]
 pub(crate) struct Response {
     pub(crate) peer: PeerIdx,
-    /// The peer's name of its operation.
+    /// The peer's id of its operation.
     pub(crate) dst_op: u32,
     pub(crate) dst_gen: u32,
     pub(crate) kind: ResponseKind,
@@ -484,11 +488,11 @@ pub(crate) enum ResponseKind {
     /// Bytes of a region.
     Read {
         mr: MrIdx,
-        /// Offset in the region of the next byte, and in the peer's operation.
+        /// Offset of the next byte in the region, and in the peer's operation.
         from: u64,
         to: u64,
         left: u32,
-        /// As in [`BodyRef::Mr`](crate::rel::sent::BodyRef), of the last bytes.
+        /// As in [`BodyRef::Mr`](crate::rel::sent::BodyRef), for the last bytes.
         ep: EpIdx,
         counts: ReadCounts,
     },
@@ -505,7 +509,7 @@ impl Response {
     /// Old values up to this length, bytes, need no memory of their own.
     pub(crate) const SHORT: usize = 16;
 
-    /// Whether it reads region `m`.
+    /// Whether the response reads region `m`.
     pub(crate) fn reads(&self, m: MrIdx) -> bool {
         matches!(self.kind, ResponseKind::Read { mr, .. } if mr == m)
     }
@@ -541,8 +545,8 @@ impl Linked<0, ResponseIdx> for Response {
 pub(crate) struct Late {
     pub(crate) ep: EpIdx,
     pub(crate) peer: PeerIdx,
-    /// The life of the peer that sent it, and its endpoint. The source address is looked up when
-    /// the entry is written.
+    /// Incarnation of the sending peer, and its endpoint. The source address is looked up when the
+    /// entry is written.
     pub(crate) inc: u64,
     pub(crate) src_ep: u16,
     pub(crate) cqe: crate::types::Cqe,

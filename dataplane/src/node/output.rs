@@ -1,8 +1,8 @@
-//! The transmit side: which peer may send, in which order, and how a packet is put together.
+//! The transmit side: the order of peers and packets, and the encoding of packets.
 //!
-//! A peer with something to send stands in the queue of ready peers and is served once per
-//! transmit, oldest first. For each: control packets that are owed (OPEN, NACK, PING),
-//! retransmissions, PULL and END, then messages and pulled data by turns, and last an
+//! A peer that has packets to send is in the queue of ready peers and is served once per transmit,
+//! oldest first. The order for each peer: control packets that are due (OPEN, NACK, PING),
+//! retransmissions, PULL and END, then messages and pulled data in turns, and last an
 //! acknowledgement if no packet carried it.
 
 use barewire_driver::frame::{Body, TxFrame};
@@ -28,15 +28,15 @@ use crate::wire::{
 /// Frames that one peer may send before the next peer is served.
 const TURN: usize = 88;
 
-/// Pause before a port that was full is tried again, nanoseconds.
+/// Pause before a full port is tried again, nanoseconds.
 const FULL_RETRY_NS: u64 = 2_000;
 
 /// Longest message that may be packed with others, bytes.
 pub(super) const PACK_MSG_MAX: u64 = 512;
 
 impl TxWr {
-    /// Whether `next` may follow this in one PACK. The messages of a packet are accepted or
-    /// refused together, so they are of one kind and go to one endpoint.
+    /// Whether `next` may follow this message in one PACK. The messages of a packet are accepted or
+    /// refused together, so they have one kind and one destination endpoint.
     fn packs_with(&self, next: &Self) -> bool {
         let (a, b) = (self, next);
         let alone = WrFlags::FENCE | WrFlags::MATCH | WrFlags::RMA | WrFlags::GROUP;
@@ -55,7 +55,8 @@ impl TxWrs {
 }
 
 impl Peer {
-    /// Charges `cost` credits for the packet sent last. Its record, if it was kept, notes them.
+    /// Charges `cost` credits for the packet sent last, and notes them in its record if that was
+    /// kept.
     #[inline]
     pub(super) fn charge_last(&mut self, sent: &mut SentPool, cost: u32, kept: bool) {
         self.credit_used = self.credit_used.wrapping_add(cost);
@@ -68,7 +69,7 @@ impl Peer {
 
 impl Node {
     /// Sends everything that is due and returns the number of frames sent. When the port has no
-    /// room for a frame of one peer, it goes on with the next peer.
+    /// room for a frame of one peer, the next peer is served.
     ///
     /// Call it after posting, after each burst of received frames, and at
     /// [`next_deadline`](Self::next_deadline).
@@ -170,8 +171,8 @@ impl Node {
             State::Open => self.peers[p].tx_quota = 0,
         }
         // A NACK may get lost, and a packet that was selectively acknowledged is not retransmitted,
-        // so the NACK is repeated. But only in every other turn: a port with room for one frame
-        // would send nothing else.
+        // so the NACK is repeated. Only in every other turn: a port with room for one frame would
+        // otherwise send nothing else.
         let peer = &self.peers[p];
         let refuses_again = peer.refused != 0 && peer.ack_now && !peer.nack.want;
         let done = self.serve_owed(now, p, out)
@@ -315,7 +316,7 @@ impl Node {
             if left <= 0 {
                 return false;
             }
-            // The only queue that is not empty sends several packets at once.
+            // If only one queue has packets, it sends several at once.
             let alone = [message.get(), data.get(), response.get()]
                 .into_iter()
                 .filter(|&head| head != NONE)
@@ -362,7 +363,7 @@ impl Node {
     ) -> Step {
         let wr = &self.tx[w];
         let peer = &self.peers[p];
-        // Operations of the fast path stand in no list.
+        // Operations of the fast path are in no list.
         let behind = peer.wrs.head != w || peer.fast_ops() > 0;
         if wr.flags.contains(WrFlags::FENCE) && behind {
             return Step::Wait;
@@ -468,7 +469,7 @@ impl Node {
         Step::Sent
     }
 
-    /// Sends the next segments of what the receiver has pulled, at most `most`.
+    /// Sends the next segments that the receiver has pulled, at most `most`.
     fn send_data(
         &mut self,
         now: Instant,
@@ -497,7 +498,7 @@ impl Node {
         Step::Sent
     }
 
-    /// Tells the receiver that the rest of an announced message will not come, since its endpoint
+    /// Informs the receiver that the rest of an announced message will not come, since its endpoint
     /// was closed.
     #[cold]
     fn send_withdrawal(
@@ -592,10 +593,10 @@ impl Sending<'_> {
         true
     }
 
-    /// Asks for credit, once, and waits for the answer: grants for messages in flight may suffice.
+    /// Requests credit, once, and waits for the answer: grants for messages in flight may suffice.
     /// Only if the peer has no blocks left is a short message announced (RNDV), so that later
-    /// messages can go on. An announced message completes when it is matched, which a program that
-    /// sends first and receives later may wait for in vain.
+    /// messages can proceed. An announced message completes when it is matched, for which a program
+    /// that sends first and receives later may wait in vain.
     #[cold]
     fn ask_for_credit(&mut self, now: Instant, p: PeerIdx, out: &mut dyn FrameSink) -> Step {
         if self.peers[p].has_requested_credit {
@@ -696,8 +697,8 @@ impl Sending<'_> {
         (count, cost)
     }
 
-    /// The next packet of request `wr`, or of none. `awaited`: a completion waits for its
-    /// acknowledgement.
+    /// The next packet of request `wr`, or of none. `awaited`: a completion waits for the
+    /// acknowledgement of the packet.
     #[inline]
     pub(super) fn data_packet<'a>(
         &self,
@@ -771,8 +772,8 @@ impl Sending<'_> {
         self.left(p, (packet.ty, frame_len), sent)
     }
 
-    /// Counts a frame of `len` bytes, not yet sealed, with a packet of type `ty`, which the port
-    /// has `sent` or not. Returns whether it counts as sent.
+    /// Counts a frame of `len` bytes before sealing, with a packet of type `ty`. `sent`: the
+    /// port's result. Returns the result that counts: a frame without a route may count as sent.
     #[inline(always)]
     pub(super) fn left(&mut self, p: PeerIdx, (ty, len): (Ty, usize), sent: Tx) -> Tx {
         match sent {
@@ -783,13 +784,13 @@ impl Sending<'_> {
                 peer.carried_ack();
             }
             Tx::Full => self.port.blocked = true,
-            // No route, and no state here depends on the packet: it counts as sent.
+            // No route, and no state of this node depends on the packet: it counts as sent.
             Tx::NoRoute if !ty.is_reliable() || ty == Ty::Nop => {
                 let peer = &mut self.peers[p];
                 (peer.owed, peer.ack_now) = (0, false);
                 return Tx::Sent;
             }
-            // No route: the peer may come back; T_dead decides.
+            // No route: the peer may return; T_dead decides.
             Tx::NoRoute => self.port.blocked = true,
         }
         sent
@@ -835,7 +836,7 @@ impl Operations<'_> {
         }
     }
 
-    /// The whole message has been handed to the port once.
+    /// Notes that the whole message has been handed to the port once.
     #[inline]
     pub(super) fn all_sent(&mut self, p: PeerIdx, w: TxIdx) {
         let wr = &mut self.tx[w];

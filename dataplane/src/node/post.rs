@@ -1,4 +1,4 @@
-//! Posting: checks a call, takes a record for it, and queues or answers it.
+//! Posting: checks a call, takes a record for it, and queues it or completes it.
 //!
 //! A refused call has no side effect (R1). Everything that can be refused is checked before the
 //! first table is touched, and every accepted operation has its place in a completion queue.
@@ -29,8 +29,8 @@ const SEND_FLAGS: OpFlags = OpFlags::REMOTE_CQ_DATA
     .union(LEVELS);
 
 impl Ep {
-    /// Whether a message waits that a receive of an endpoint with one sender would take. A peek or
-    /// a claim finds out itself.
+    /// Whether an unexpected message waits that the receive would match, on an endpoint with one
+    /// sender. Peeks and claims search themselves.
     fn has_matching_unexpected(
         &self,
         unexpected: &UnexpectedPool<UnexpectedMsg>,
@@ -44,8 +44,8 @@ impl Ep {
 }
 
 impl Eps {
-    /// Checks everything about a send that does not depend on what is free. Returns the endpoint's
-    /// slot and the destination.
+    /// The checks of a send that do not depend on free resources. Returns the endpoint's slot and
+    /// the destination.
     #[inline]
     fn check_send(&self, avs: &Avs, ep: EpId, req: &SendReq) -> Result<(EpIdx, AvEntry)> {
         let e = self.by_handle(ep.0).ok_or(Error::BadFd)?;
@@ -148,7 +148,8 @@ impl Node {
         };
         let recv = self.posted.post(matcher, (tag, ignore, src), wr, &mut req.buf);
         if cq_blocked {
-            // What waits for room in the queue may be for an older receive than this one.
+            // The messages that wait for room in the queue may be for an older receive than this
+            // one.
             self.receiving().retry_ep_waiters(now, e);
         } else if let Some(msg) = found {
             matcher.unlink_posted(&mut self.posted.pool, recv);
@@ -183,7 +184,7 @@ impl Node {
         self.check_rare_recv(e, ep.0.idx(), req)
     }
 
-    /// The rest of [`check_recv`](Self::check_recv), for what has a flag or a source.
+    /// The part of [`check_recv`](Self::check_recv) for receives with a flag or a source.
     fn check_rare_recv(&self, e: &Ep, idx: EpIdx, req: &RecvReq) -> Result<(EpIdx, Src)> {
         let mut allowed = RECV_FLAGS;
         let own = e.sharers.is_none() && e.deferred_for == EpIdx::NONE;
@@ -205,7 +206,7 @@ impl Node {
         if !allowed.contains(req.flags) || !special_ok(req, e.buffered) {
             return Err(Error::BadFlags);
         }
-        // First: what names no key must not take every tenant's messages.
+        // Checked first: a receive that names no key must not match the messages of every tenant.
         let src = if by_key {
             let tenant =
                 Tenant::of_handle(req.src).filter(|&tenant| self.openings.lists_tenant(tenant));
@@ -214,7 +215,7 @@ impl Node {
         } else if !directed {
             Src::ANY
         } else if req.src == FI_ADDR_UNSPEC {
-            // A message that has been announced is taken by its name.
+            // A claim or discard names an announced message by its context.
             let by_name = OpFlags::CLAIM | OpFlags::DISCARD;
             let matches = req.flags.contains(OpFlags::PEEK) || !req.flags.intersects(by_name);
             if matches && named.is_exact(req.kind) {
@@ -224,7 +225,8 @@ impl Node {
         } else {
             let entry = self.avs.get(named.av).and_then(|table| table.av.lookup(req.src));
             let entry = entry.ok_or(Error::Invalid("source is not in the AV"))?;
-            // One that names a context as well: all contexts send under the one address.
+            // An address that names a context matches as one that names none: all contexts send
+            // under the one address.
             self.peers[entry.peer].src(entry.peer, entry.inserted_ep())
         };
         Ok((idx, src))
@@ -232,7 +234,7 @@ impl Node {
 }
 
 impl Posting<'_> {
-    /// [`Node::post_send`] of a message that joins no packet.
+    /// [`Node::post_send`] of a message that joins no open packet.
     pub(super) fn post_message(&mut self, now: Instant, ep: EpId, mut req: SendReq) -> Result<()> {
         let (e, entry) = match self.sessions.eps.check_send(self.sessions.avs, ep, &req) {
             Ok(checked) => checked,
@@ -260,8 +262,8 @@ impl Posting<'_> {
         Ok(())
     }
 
-    /// Queues request `w` for `p`, of which the address named life `inc`, to leave with the next
-    /// transmit.
+    /// Queues request `w` for peer `p`, whose address named incarnation `inc`, to leave with the
+    /// next transmit.
     pub(super) fn queue_wr(&mut self, now: Instant, p: PeerIdx, w: TxIdx, inc: u64) {
         if self.sessions.operations().enqueue_wr(now, p, w, inc) {
             self.sessions.control().schedule(now, p);
@@ -270,7 +272,7 @@ impl Posting<'_> {
 }
 
 impl Receiving<'_> {
-    /// Peek, claim and discard: all are answered at once.
+    /// Executes peek, claim and discard. All of them complete at once.
     fn post_special(&mut self, now: Instant, e: EpIdx, src: Src, req: RecvReq) -> Result<()> {
         let (peek, claim) = (req.flags.contains(OpFlags::PEEK), req.flags.contains(OpFlags::CLAIM));
         let discard = req.flags.contains(OpFlags::DISCARD);
@@ -284,8 +286,8 @@ impl Receiving<'_> {
         }
         self.sessions.eps.make_recv_room(self.sessions.cqs, e);
         let ep = &mut self.sessions.eps[e];
-        // However many receives are posted: none of them may be for this message, and nobody else
-        // makes room for what takes it.
+        // The receive table may be full of receives that do not match this message, and nothing
+        // else frees a record for the claim.
         let takes_record = !peek && !discard;
         if takes_record && self.sessions.posted.pool.is_full()
             || !self.sessions.cqs[ep.rx_cq].cq.reserve()
@@ -308,7 +310,7 @@ impl Receiving<'_> {
             let flags = CqFlags::RECV | CqFlags::TAGGED;
             let (op_context, tag) = (req.context, req.tag);
             let cqe = Cqe { op_context, flags, tag, src: FI_ADDR_UNSPEC, ..Cqe::default() };
-            // It answers the question, and no counter has it as a failure.
+            // A peek that finds no message is an answer, which no counter counts as a failure.
             let (err, prov_errno) = (Error::NoMsg, ProvErrno::None);
             self.sessions.cqs[cq].cq.push_err(CqErr {
                 cqe,
@@ -359,7 +361,8 @@ impl Receiving<'_> {
 }
 
 impl Operations<'_> {
-    /// [`queue_wr`](Posting::queue_wr) without letting it leave. False if it has ended instead.
+    /// [`queue_wr`](Posting::queue_wr) without scheduling the peer for transmission. False if the
+    /// request has ended instead.
     pub(super) fn enqueue_wr(&mut self, now: Instant, p: PeerIdx, w: TxIdx, inc: u64) -> bool {
         self.turn.tick(now);
         self.objects.peers[p].begin_to_wait(now);
@@ -372,7 +375,7 @@ impl Operations<'_> {
             }
         }
         if self.objects.port.gone || inc != 0 && peer.inc != 0 && inc != peer.inc {
-            // The address names an earlier life of the peer: nobody will ever answer to it.
+            // The address names an earlier incarnation of the peer, which will never answer.
             let err = if self.objects.port.gone { Error::NetDown } else { Error::ConnReset };
             self.fail_wr(w, err, ProvErrno::NotExecuted);
             return false;
@@ -427,7 +430,7 @@ impl Operations<'_> {
 }
 
 impl Objects<'_> {
-    /// Completes a peek or a discard with what is known of the message.
+    /// Completes a peek or a discard with the header fields of the message.
     fn report_peek(&mut self, e: EpIdx, msg: UnexpectedIdx, req: &RecvReq) {
         let tag = self.unexpected[msg].tag;
         let m = &self.unexpected[msg].payload;
@@ -450,8 +453,8 @@ impl Objects<'_> {
         self.cqs[ep.rx_cq].cq.push(cqe);
     }
 
-    /// Takes a receive out of matching and cancels it; a multi-receive that messages are being
-    /// placed into ends with the last of them.
+    /// Takes a receive out of matching and cancels it. A multi-receive with messages being placed
+    /// ends with the last of them.
     pub(super) fn end_unfilled(&mut self, e: EpIdx, kind: MsgKind, recv: RecvIdx) {
         self.eps[e].matcher[kind as usize].unlink_posted(&mut self.posted.pool, recv);
         let wr = &mut self.posted[recv].payload;
@@ -476,7 +479,7 @@ fn multi_cap(kind: MsgKind) -> Caps {
     }
 }
 
-/// Whether `PEEK`, `CLAIM`, `DISCARD` and `MULTI_RECV` stand in a combination that means something.
+/// Whether the combination of `PEEK`, `CLAIM`, `DISCARD` and `MULTI_RECV` has a meaning.
 fn special_ok(req: &RecvReq, buffered: bool) -> bool {
     let f = req.flags;
     let special = f.intersects(OpFlags::PEEK | OpFlags::CLAIM | OpFlags::DISCARD);
@@ -520,7 +523,7 @@ pub(super) fn wr_flags(req: &SendReq, selective: bool) -> WrFlags {
     let matched = f.contains(OpFlags::MATCH_COMPLETE) && !planted(Bug::MatchUnheard);
     flags.set(WrFlags::MATCH, matched);
     flags.set(WrFlags::DELIVERY, f.contains(OpFlags::DELIVERY_COMPLETE));
-    // An injected message that nobody waits for longer than its source is in use.
+    // An injected message completes early if it requests no level beyond the reuse of its source.
     let early = f.contains(OpFlags::INJECT_COMPLETE | OpFlags::INJECT)
         && !f.intersects(OpFlags::DELIVERY_COMPLETE | OpFlags::MATCH_COMPLETE);
     flags.set(WrFlags::EARLY, early);

@@ -13,15 +13,15 @@ use crate::idx::{EpIdx, RmaIdx, TxIdx};
 use crate::rel::sent::{SendWindow, SentPool};
 use crate::slab::Slab;
 
-/// See the module.
+/// The transmit requests of a node, and their memory.
 #[derive(Debug)]
 pub(crate) struct TxWrs {
     pub(super) wrs: Slab<TxWr, (), TxIdx>,
-    /// The memory that was lent to them, by their index.
+    /// Memory lent to the requests, by their index.
     pub(super) bufs: Vec<IoBuf>,
     /// Copies of injected messages, by the index of their request.
     pub(super) inject: Vec<Inject>,
-    /// What those of one-sided operations have no room for.
+    /// The parts of one-sided operations that a request record has no room for.
     pub(super) rma: Slab<Rma, (), RmaIdx>,
 }
 
@@ -42,20 +42,20 @@ impl IndexMut<TxIdx> for TxWrs {
 }
 
 impl TxWrs {
-    /// None, at a node with these settings.
+    /// An empty table for a node with these settings.
     pub(super) fn new(s: &NodeSettings) -> Self {
         let (bufs, inject) = (Vec::with_capacity(s.tx_wr_max), Vec::with_capacity(s.tx_wr_max));
         let (wrs, rma) = (Slab::with_capacity(s.tx_wr_max), Slab::with_capacity(s.tx_wr_max));
         Self { wrs, bufs, inject, rma }
     }
 
-    /// Whether there is no free record.
+    /// Whether no record is free.
     #[inline]
     pub(super) fn is_full(&self) -> bool {
         self.wrs.is_full()
     }
 
-    /// Takes a record, of which the caller has seen that it is free.
+    /// Takes a record. The caller has checked that one is free.
     #[inline]
     pub(super) fn alloc(&mut self, wr: TxWr) -> TxIdx {
         let w = self.wrs.alloc_with(|_| wr).expect("a free slot was seen");
@@ -65,7 +65,8 @@ impl TxWrs {
         w
     }
 
-    /// The slot of a request is used for the first time. Within what was reserved.
+    /// Prepares the memory of a slot that is used for the first time. Allocates only within what
+    /// was reserved.
     #[cold]
     fn touch(&mut self, w: TxIdx) {
         let count = w.at() + 1;
@@ -73,14 +74,14 @@ impl TxWrs {
         self.bufs.resize_with(count, IoBuf::default);
     }
 
-    /// Keeps what a request sends or reads into: a copy of what is injected, else the memory
-    /// itself, of which nothing is left in `buf`.
+    /// Stores the memory that a request sends or reads into: a copy if the request is injected,
+    /// else the memory itself, which is moved out of `buf`.
     #[inline]
     pub(super) fn keep_memory(&mut self, w: TxIdx, buf: &mut IoBuf) {
         self.keep_memory_of(w, self[w].flags.contains(WrFlags::INJECTED), buf);
     }
 
-    /// [`keep_memory`](Self::keep_memory) for a request that may be injected or not.
+    /// [`keep_memory`](Self::keep_memory) for a request that is `injected` or not.
     #[inline(always)]
     pub(super) fn keep_memory_of(&mut self, w: TxIdx, injected: bool, buf: &mut IoBuf) {
         if injected {
@@ -96,7 +97,7 @@ impl TxWrs {
         self[w].body((&self.inject[w.at()], &self.bufs[w.at()]), offset, len)
     }
 
-    /// The rest of a request of a one-sided operation.
+    /// The one-sided part of a request.
     #[inline]
     pub(super) fn rma_of(&self, w: TxIdx) -> &Rma {
         &self.rma[self[w].rma()]
@@ -116,8 +117,8 @@ impl TxWrs {
         !peers[wr.peer].path.is_lossless() || wr.flags.contains(WrFlags::DELIVERY)
     }
 
-    /// Messages of an endpoint with this context that have yet to leave for `peer`: `most`, if
-    /// there are more.
+    /// Number of messages of this endpoint with this context that have yet to leave for `peer`, at
+    /// most `most`.
     pub(super) fn waiting(&self, peer: &Peer, of: (EpIdx, u64), most: usize) -> usize {
         let is_of = |w: &TxIdx| (self[*w].ep, self[*w].context) == of;
         peer.send_q.iter(self).filter(is_of).take(most).count()
@@ -142,8 +143,8 @@ impl TxWrs {
         peer.wrs.cut(self, w, link);
     }
 
-    /// The receiver has all of the message that it wants. Packets of it that are not acknowledged,
-    /// since an earlier packet is missing, no longer delay its completion.
+    /// Settles a message of which the receiver has everything it wants: packets that are
+    /// unacknowledged because an earlier packet is missing no longer delay its completion.
     pub(super) fn settle_ended(&mut self, snd: &mut SendWindow, sent: &mut SentPool, w: TxIdx) {
         snd.for_each_while(sent, |entry| {
             if entry.wr == w {
