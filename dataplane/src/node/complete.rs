@@ -80,7 +80,7 @@ impl Operations<'_> {
         self.drop_wr(w);
     }
 
-    /// Frees request `w`, whose outcome was told.
+    /// Frees request `w`, whose outcome has been reported.
     #[inline]
     pub(super) fn drop_wr(&mut self, w: TxIdx) {
         let p = self.tx[w].peer;
@@ -107,8 +107,8 @@ impl Operations<'_> {
                 }
             } else if entry.wr == w {
                 match entry.ty {
-                    // The target has or will get the request and answers it: the record waits for
-                    // that.
+                    // The target has or will get the request and will answer it: the record waits
+                    // for the answer.
                     Ty::Read => (entry.body, entry.wr) = (BodyRef::None, TxIdx::NONE),
                     Ty::Atomic if AtomicOp::fetches(&entry.op) => {
                         AtomicOp::withdraw(&mut entry.op);
@@ -184,8 +184,8 @@ impl Operations<'_> {
         self.drop_wr(w);
     }
 
-    /// Ends a request whose endpoint is being closed. The record stays if the peer has asked for
-    /// the message and must be told that it will not come.
+    /// Ends a request whose endpoint is being closed. The record stays if the peer has pulled part
+    /// of the message and must be informed that the rest will not come.
     pub(crate) fn cancel_wr(&mut self, w: TxIdx) {
         self.report_failure(w, Error::Canceled, ProvErrno::UnknownOutcome);
         let wr = &mut self.tx[w];
@@ -213,7 +213,7 @@ impl Operations<'_> {
             }
             let one_sided = wr.flags.contains(WrFlags::RMA);
             let (op_context, tag, e, p) = (wr.context, wr.tag, wr.ep, wr.peer);
-            // Bytes that a refused write wrote nevertheless.
+            // Bytes that a refused write has written nevertheless.
             let olen = if one_sided { wr.asked } else { 0 };
             let (flags, cntr) = if one_sided {
                 self.rma_outcome(w)

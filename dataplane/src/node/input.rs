@@ -1,4 +1,4 @@
-//! The receive side: codec, session, order, operations.
+//! The receive side: decoding, sessions, ordering, and execution of packets.
 
 use barewire_driver::frame::{ETH_HDR_LEN, RxFrame};
 use barewire_driver::hint::cold;
@@ -22,7 +22,7 @@ use crate::wire::{
     RndvOp, RstOp, Ty, WireError, WriteOp,
 };
 
-/// A PACK of so many messages is acknowledged at once.
+/// Minimum messages of a PACK that is acknowledged at once.
 const ACK_PACKED: u16 = 8;
 
 impl NodeCounters {
@@ -34,15 +34,15 @@ impl NodeCounters {
 }
 
 impl Node {
-    /// Takes a received frame. Unless it is a packet of an existing session, or an OPEN, nothing
-    /// changes but a counter, whatever it contains.
+    /// Processes a received frame. Whatever a frame contains, only a packet of an existing session,
+    /// or an OPEN, changes more than a counter.
     #[inline(always)]
     pub fn on_frame(&mut self, now: Instant, frame: &RxFrame<'_>) {
         self.on_frame_with(&now, frame, NoReply);
     }
 
-    /// [`on_frame`](Self::on_frame) with a way to answer: an answer that the frame makes due may be
-    /// sent to `out`. `now` is by reference, since the common frames do not read it.
+    /// [`on_frame`](Self::on_frame) with a port to answer by: an answer to the frame may be sent to
+    /// `out`. `now` is by reference, since the common frames do not read it.
     #[inline(always)]
     pub fn on_frame_with(&mut self, now: &Instant, frame: &RxFrame<'_>, out: impl FrameSink) {
         self.on_frame_read(now, frame, out, NoReader);
@@ -66,7 +66,7 @@ impl Node {
                 return self.on_frame_lossy(*now, &frame.again());
             }
         }
-        // A frame shorter than an empty MSG is none of the types below: one check for all.
+        // A frame shorter than an empty MSG has none of the types below: one check for all.
         if frame.len() < EagerMsg::LEN {
             cold(());
             return self.on_frame_rest(*now, &frame.again());
@@ -90,7 +90,7 @@ impl Node {
         }
     }
 
-    /// Every frame but short tagged messages and the types of [`BaseWords::ty`].
+    /// Processes every frame but short tagged messages and the types of [`BaseWords::ty`].
     #[inline(never)]
     fn on_frame_rest(&mut self, now: Instant, frame: &RxFrame<'_>) {
         if !self.rx_eager::<false>(now, frame) && !self.rx_ack(now, frame, false) {
@@ -98,7 +98,7 @@ impl Node {
         }
     }
 
-    /// The slow path: every frame that the fast path declined.
+    /// The slow path: processes every frame that the fast path declined.
     #[inline(never)]
     pub(super) fn on_frame_slow(&mut self, now: Instant, frame: &RxFrame<'_>) {
         if self.rx_segment(now, frame) {
@@ -163,8 +163,8 @@ impl Node {
         if err != WireError::UnknownType {
             return;
         }
-        // A type of a later minor version: the sender is told that we do not have it, and the
-        // session goes on.
+        // A type of a later minor version: the NACK says that this node does not have it, and the
+        // session continues.
         let Some(raw) = Base::parse_raw(frame) else { return };
         let p = slot_of(raw.dst_sid);
         let next = self.peers.get(p).is_some_and(|peer| {
@@ -177,7 +177,7 @@ impl Node {
         }
     }
 
-    /// OPEN, RST, and packets for sessions that do not exist.
+    /// Processes OPEN, RST, and packets of sessions that do not exist.
     #[cold]
     fn on_stranger(&mut self, now: Instant, frame: &RxFrame<'_>, base: &Base) {
         match base.ty {
@@ -196,9 +196,9 @@ impl Node {
                 Ok(op) => self.sessions().on_rst(now, base.src, &op),
                 Err(err) => self.counters.rx_wire[err.index()] += 1,
             },
-            // No RST in reply to these: the reply could be answered again, for ever.
+            // No RST in reply to these: the reply could be answered in turn, without end.
             Ty::Ack | Ty::Nack => self.counters.rx_no_session += 1,
-            // `on_frame_slow` has taken them: they belong to no session.
+            // Handled by `on_frame_slow`: these types belong to no session.
             Ty::Who | Ty::Mcast => {}
             Ty::Msg
             | Ty::Pack
@@ -217,7 +217,7 @@ impl Node {
         }
     }
 
-    /// Takes a packet of an existing session.
+    /// Processes a packet of an existing session.
     #[inline]
     fn on_packet(&mut self, now: Instant, p: PeerIdx, frame: &RxFrame<'_>, base: &Base) {
         self.control().count_received(p, frame);
@@ -264,10 +264,10 @@ impl Node {
                 self.due.make_ready(&mut self.peers, p);
             }
             Ty::Probe => self.control().on_probe(p, frame, base),
-            // `on_packet` takes the first itself; `on_stranger` takes the others, whose session
-            // does not exist, and `on_frame_slow` the last two.
+            // Ack: handled by `on_packet`; Open and Rst: by `on_stranger`, since their session does
+            // not exist; Who and Mcast: by `on_frame_slow`.
             Ty::Ack | Ty::Open | Ty::Rst | Ty::Who | Ty::Mcast => {}
-            // Reliable packets are for `on_op`.
+            // Reliable types: handled by `on_op`.
             Ty::Msg
             | Ty::Pack
             | Ty::MsgM
@@ -283,8 +283,8 @@ impl Node {
         }
     }
 
-    /// Takes a reliable packet. The next in order is executed. An early one is buffered, or placed
-    /// if its type allows. A late one is a duplicate and only acknowledged.
+    /// Processes a reliable packet. The next in order is executed. An early one is buffered, or
+    /// placed if its type allows. A late one is a duplicate and only acknowledged.
     #[inline]
     fn on_reliable(&mut self, now: Instant, p: PeerIdx, frame: &RxFrame<'_>, base: &Base) {
         let peer = &mut self.peers[p];
@@ -332,7 +332,7 @@ impl Node {
         self.due.make_ready(&mut self.peers, p);
     }
 
-    /// Takes the packet next in order, or the NOP in place of a refused one.
+    /// Processes the next packet in order, or the NOP in place of a refused one.
     fn on_next(&mut self, now: Instant, p: PeerIdx, frame: &RxFrame<'_>, base: &Base) {
         let peer = &mut self.peers[p];
         peer.note_arrival(now, base.psn, base.rtx);
@@ -352,7 +352,7 @@ impl Node {
         }
     }
 
-    /// Takes a packet of the window that is not the next in order.
+    /// Processes a packet of the window that is not the next in order.
     fn on_early(&mut self, now: Instant, p: PeerIdx, frame: &RxFrame<'_>, base: &Base) {
         if takes_early(base.ty) {
             if let Verdict::Accept = self.on_op(now, p, frame, base) {
@@ -375,8 +375,8 @@ impl Node {
         peer.note_arrival(now, base.psn, base.rtx);
     }
 
-    /// Whether another early packet of `p` may be buffered. A peer may hold a quarter of the slots
-    /// that are free: alone a whole window, and among any number of peers some remain.
+    /// Whether another early packet of `p` may be buffered. A peer may hold a quarter of the free
+    /// slots: a single peer a whole window, and with any number of peers some slots remain.
     fn reorder_room(&mut self, now: Instant, p: PeerIdx) -> bool {
         let mine = self.peers[p].reorder_buf.len as usize;
         if !self.peers[p].path.is_lossless() {
@@ -385,15 +385,15 @@ impl Node {
         if self.reorder.free_count() > 0 {
             return true;
         }
-        // On a lossless path it is not retransmitted, so a session has to end: the one that holds
-        // most slots.
+        // On a lossless path the packet is not retransmitted, so a session has to end: the session
+        // that holds the most slots.
         let most = self.peers.iter().max_by_key(|(_, peer)| peer.reorder_buf.len);
         let largest_holder = most.map_or(p, |(largest_holder, _)| largest_holder);
         self.sessions().end_session(now, largest_holder, EndReason::Excess);
         largest_holder != p
     }
 
-    /// Takes buffered packets that are now in order.
+    /// Processes buffered packets that are now in order.
     fn take_held(&mut self, now: Instant, p: PeerIdx) {
         while let peer = &mut self.peers[p]
             && peer.rcv.is_set(peer.rcv_nxt)
@@ -401,11 +401,11 @@ impl Node {
         {
             let next = peer.rcv_nxt;
             let Some(idx) = self.reorder.take(peer, next) else {
-                // Executed when it arrived.
+                // The packet was executed when it arrived.
                 self.advance_rcv_nxt(now, p, 1);
                 continue;
             };
-            // The bytes are moved out, since taking the packet may need the whole node.
+            // The bytes are moved out, since executing the packet may need the whole node.
             let bytes = std::mem::take(&mut self.reorder.bytes);
             let frame = RxFrame::new(&bytes[self.reorder.slot(idx)]);
             let verdict = match Base::parse(&frame) {
@@ -426,7 +426,7 @@ impl Node {
         }
     }
 
-    /// Advances past `n` packets in order, and sees to their acknowledgement.
+    /// Advances past `n` packets in order, and schedules their acknowledgement.
     #[inline]
     pub(super) fn advance_rcv_nxt(&mut self, now: Instant, p: PeerIdx, n: u32) {
         let peer = &mut self.peers[p];
@@ -447,7 +447,8 @@ impl Node {
         }
     }
 
-    /// Refuses the packet next in order. Drops it if its sender keeps no record to be told about.
+    /// Refuses the next packet in order, or drops it if its sender keeps no record that a NACK
+    /// could name.
     fn refuse_or_drop(&mut self, now: Instant, p: PeerIdx, base: &Base, reason: NackReason) {
         let one_sided = matches!(base.ty, Ty::Write | Ty::Read | Ty::Atomic);
         let lossless = self.peers[p].path.is_lossless();
@@ -513,7 +514,7 @@ impl Node {
                 {
                     self.peers[p].bad_seq = seq.into();
                 }
-                // A sender without a record of the packet does not know its units.
+                // A sender without a record of the packet does not know its credit units.
                 let refused = std::mem::take(&mut self.peers[p].refused_units);
                 let units = op.units.max(refused.into());
                 self.blocks.return_credit(&mut self.peers, &mut self.due, p, units);
@@ -531,7 +532,7 @@ impl Node {
                 self.operations().on_resp(p, frame, &op, (op.payload_off(), plen));
                 Verdict::Accept
             }),
-            // `on_op` has taken the first; the others are unreliable: they have no PSN.
+            // Msg: handled by `on_op`; the others are unreliable and have no PSN.
             Ty::Msg
             | Ty::Ack
             | Ty::Nack
@@ -547,7 +548,7 @@ impl Node {
 }
 
 impl Operations<'_> {
-    /// Takes a PULL: the receiver of an announced message asks for bytes of it.
+    /// Processes a PULL: the receiver of an announced message requests bytes of it.
     fn on_pull(&mut self, p: PeerIdx, op: &PullOp) -> Verdict {
         let handle = Handle::from_parts(TxIdx::of(op.src_op), op.src_gen);
         let known = self.tx.wrs.by_handle_mut(handle).filter(|wr| {
@@ -568,7 +569,7 @@ impl Operations<'_> {
         Verdict::Accept
     }
 
-    /// Takes an END: the receiver of an announced message wants no more of it.
+    /// Processes an END: the receiver of an announced message wants no more of it.
     fn on_end(&mut self, p: PeerIdx, op: &EndOp) {
         let handle = Handle::from_parts(TxIdx::of(op.src_op), op.src_gen);
         let known = self
@@ -582,7 +583,7 @@ impl Operations<'_> {
         };
         let w = handle.idx();
         if wr.ep == EpIdx::NONE {
-            // Its endpoint is closed; only the withdrawal was still to be sent.
+            // The endpoint is closed; only the withdrawal was still to be sent.
             self.free_wr(w);
             return;
         }
@@ -602,8 +603,8 @@ impl Operations<'_> {
 }
 
 impl Objects<'_> {
-    /// Takes a PACK, message by message. A message that is refused is dropped and counted, since
-    /// all share one PSN.
+    /// Executes a PACK, message by message. A refused message is dropped and counted, since all
+    /// messages share one PSN.
     fn on_pack(&mut self, p: PeerIdx, frame: &RxFrame<'_>, base: &Base) -> Verdict {
         let op = match PackOp::parse(frame, base) {
             Ok(op) => op,
@@ -650,7 +651,7 @@ impl Control<'_> {
         }
     }
 
-    /// Refuses the packet next in order, which used `units` of credit.
+    /// Refuses the next packet in order, which used `units` of credit.
     fn refuse(&mut self, p: PeerIdx, reason: NackReason, units: u32) {
         self.counters.rx_refused += 1;
         let peer = &mut self.peers[p];
@@ -663,8 +664,8 @@ impl Control<'_> {
 }
 
 /// Whether a packet of this type may be executed out of order: data and its END, which name the
-/// pull or request they belong to. A PULL that does not continue the last one waits for its
-/// turn.
+/// pull or request that they belong to. A PULL that does not continue the last one waits until it
+/// is in order.
 fn takes_early(ty: Ty) -> bool {
     let gate_open = planted(Bug::OrderGateOpen) && matches!(ty, Ty::Msg | Ty::Rndv);
     matches!(ty, Ty::Data | Ty::Pull | Ty::End) || gate_open

@@ -1,13 +1,13 @@
-//! Small messages share packets without being asked: Nagle's algorithm (RFC 896).
+//! Small messages share packets without `FI_MORE`: Nagle's algorithm (RFC 896).
 //!
-//! Where frames pass a kernel, one costs as much as many small messages. While packets to a peer
-//! are in flight there, small messages to it gather in a packet ([`pack`](super::pack)) that is
-//! held. It leaves when it is full, when an acknowledgement comes, before anything else to the
-//! peer, and after [`HOLD_NS`]. A message to a peer with fewer than [`BUSY`] packets in flight
-//! leaves inside its post, unless it follows a packet that was shared.
+//! Where frames pass through a kernel, one frame costs as much as many small messages. While
+//! packets to a peer are in flight there, small messages to it are gathered in a held packet
+//! ([`pack`](super::pack)). The packet leaves when it is full, when an acknowledgement arrives,
+//! before anything else to the peer, and after [`HOLD_NS`]. A message to a peer with fewer than
+//! [`BUSY`] packets in flight leaves inside its post, unless it follows a packet that was shared.
 //!
-//! What is held leaves in a turn of the loop, and a program may stop to turn it at any moment. So
-//! packets are held only while a thread [watches](HoldWatch) that turns it then.
+//! A held packet leaves in a turn of the loop, and a program may stop turning the loop at any
+//! moment. So packets are held only while a thread [watches](HoldWatch) and turns the loop then.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,52 +17,54 @@ use super::{Due, Node, Packs, Peers, Todo};
 use crate::idx::{PeerIdx, TxIdx};
 use crate::types::Instant;
 
-/// How long a packet is held at most while the loop is turned, nanoseconds: about ten frames' time
-/// in a kernel.
+/// Maximum time that a packet is held while the loop is turned, nanoseconds: about the time of ten
+/// frames in a kernel.
 const HOLD_NS: u64 = 10_000;
 
-/// Packets in flight from which on a message is held.
+/// Minimum number of packets in flight at which a message is held.
 const BUSY: u32 = 4;
 
-/// What the thread that watches and the node tell each other. Values, not memory: one that is seen
-/// late costs time alone.
+/// State shared by the watching thread and the node. The fields guard no other memory: a value that
+/// is seen late costs only time.
 #[derive(Debug, Default)]
 pub struct HoldWatch {
-    /// When the packet that is held was begun, nanoseconds of the loop's clock; 0 if there is none.
+    /// Time at which the held packet was begun, nanoseconds of the loop's clock; 0 if no packet is
+    /// held.
     since: AtomicU64,
-    /// Packets held so far.
+    /// Number of packets held so far.
     held: AtomicU64,
-    /// A thread looks.
+    /// A thread watches.
     watched: AtomicBool,
-    /// A packet would have been held if a thread looked.
+    /// A packet would have been held if a thread had watched.
     wanted: AtomicBool,
 }
 
 impl HoldWatch {
-    /// Whether a packet would have been held since the last call if [watched](Self::watch).
+    /// Whether a packet would have been held since the last call if a thread had
+    /// [watched](Self::watch).
     pub fn is_wanted(&self) -> bool {
         self.wanted.swap(false, Ordering::Relaxed)
     }
 
-    /// The caller looks from now on, in time, at what is held; or it does not any more. Whoever has
-    /// just read that it looks may hold one more packet.
+    /// Starts or stops watching. A watching caller looks at the held packet in time. A node that
+    /// has just read that the caller watches may still hold one more packet after it has stopped.
     pub fn watch(&self, looks: bool) {
         self.watched.store(looks, Ordering::Relaxed);
     }
 
-    /// When the packet that is held was begun, and how many have been held so far.
+    /// Time at which the held packet was begun, and the number of packets held so far.
     pub fn look(&self) -> (Option<Instant>, u64) {
         let since = self.since.load(Ordering::Relaxed);
         ((since != 0).then_some(Instant(since)), self.held.load(Ordering::Relaxed))
     }
 }
 
-/// The packet that is held, and what is remembered of those before.
+/// The held packet, and the last messages before it.
 #[derive(Debug)]
 pub(super) struct Nagle {
-    /// Frames are dear: the port's frames pass a kernel.
+    /// Frames are expensive: the port's frames pass through a kernel.
     applies: bool,
-    /// When the packet that is held was begun; `None` if there is none.
+    /// Time at which the held packet was begun; `None` if no packet is held.
     since: Option<Instant>,
     watch: Arc<HoldWatch>,
     /// The peer whose last packet was shared.
@@ -94,14 +96,14 @@ impl Nagle {
         self.since.is_some()
     }
 
-    /// Whether the next message to `p`, which has that many packets in flight, is to be held: not
-    /// if the one before went to another peer.
+    /// Whether the next message to `p`, which has `in_flight` packets in flight, is to be held: not
+    /// if the message before it went to another peer.
     #[inline(always)]
     pub(super) fn wants(&self, p: PeerIdx, in_flight: u32) -> bool {
         self.applies && self.coalesces(p, in_flight)
     }
 
-    /// A message to `p` has left or waits.
+    /// Notes that a message to `p` has left or is queued.
     #[inline(always)]
     pub(super) fn note_message(&mut self, p: PeerIdx) {
         self.last = p;
@@ -133,13 +135,13 @@ impl Nagle {
 }
 
 impl Packs {
-    /// Whether the packet that is held is to leave at `now`.
+    /// Whether the held packet is to leave at `now`.
     #[inline]
     pub(super) fn hold_is_over(&self, now: Instant) -> bool {
         self.hold_due().is_some_and(|due| now >= due)
     }
 
-    /// When the packet that is held leaves at the latest.
+    /// Latest time at which the held packet leaves.
     pub(super) fn hold_due(&self) -> Option<Instant> {
         self.nagle.since.map(|since| since + HOLD_NS)
     }
@@ -149,25 +151,25 @@ impl Packs {
         self.nagle.streams_to = if count > 1 { p } else { PeerIdx::NONE };
     }
 
-    /// The open packet is held from now on.
+    /// Starts holding the open packet.
     pub(super) fn hold(&mut self, due: &mut Due, now: Instant) {
         self.nagle.begin(now);
         due.todo |= Todo::HELD;
     }
 
-    /// The packet that was held has left, or ended.
+    /// Notes that the held packet has left or ended.
     pub(super) fn release_hold(&mut self, due: &mut Due) {
         self.nagle.end();
         due.todo.remove(Todo::HELD);
     }
 
-    /// No further message joins the packet that is open.
+    /// Closes the open packet to further messages.
     pub(super) fn close_open(&mut self, due: &mut Due) {
         self.open = TxIdx::NONE;
         self.release_hold(due);
     }
 
-    /// Lets the packet that is held, if any, leave with the next transmit.
+    /// Lets the held packet, if any, leave with the next transmit.
     pub(crate) fn release_held(&mut self, tx: &TxWrs, peers: &mut Peers, due: &mut Due) {
         if self.nagle.holds() {
             self.release_hold(due);
@@ -179,7 +181,7 @@ impl Packs {
 }
 
 impl Node {
-    /// What a thread that watches shares with this node.
+    /// The state that this node shares with a watching thread.
     pub fn hold_watch(&self) -> Arc<HoldWatch> {
         Arc::clone(&self.packs.nagle.watch)
     }

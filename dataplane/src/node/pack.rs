@@ -1,17 +1,17 @@
 //! Small messages packed into one packet (PACK).
 //!
 //! A small message with `FI_MORE`, or one posted while the window is closed, is written to a packet
-//! that stays open for later messages until the peer is served next. Where frames are dear, so is
-//! one to a peer with packets in flight, and the packet is held ([`nagle`](super::nagle)). Sending
-//! then costs one packet for all of them, and one transmit request stands for the packet; each
-//! message has a note with what its completion needs. Credit is charged when a message is written,
-//! and returned if the packet never leaves.
+//! that stays open for later messages until the peer is served next. Where frames are expensive, a
+//! message to a peer with packets in flight also opens a packet, which is held
+//! ([`nagle`](super::nagle)). Sending then costs one packet for all messages, and one transmit
+//! request stands for the packet; each message has a note with the data for its completion. Credit
+//! is charged when a message is written, and returned if the packet never leaves.
 //!
 //! Messages that wait singly (for credit, or for a session) are packed when they leave, in
-//! `output`. On a lossless path nothing is packed: a frame costs little more there than copying the
+//! `output`. On a lossless path nothing is packed: there a frame costs little more than copying the
 //! message.
 //!
-//! At the receiver, messages of a packet with a simple receive each take the fast path.
+//! At the receiver, each message of a packet whose receive is simple takes the fast path.
 
 use barewire_driver::frame::RxFrame;
 
@@ -36,7 +36,7 @@ use crate::rel::sent::BodyRef;
 use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC, Instant, ProvErrno};
 use crate::wire::{MsgOp, PackOp, PackRecords, Ty, record_len};
 
-/// Flags of a message that may be packed: those that leave its completion at the acknowledgement of
+/// Flags of a message that may be packed: flags with which it completes at the acknowledgement of
 /// the packet.
 const JOIN_FLAGS: OpFlags = OpFlags::MORE
     .union(OpFlags::COMPLETION)
@@ -49,29 +49,29 @@ const JOIN_FLAGS: OpFlags = OpFlags::MORE
 #[derive(Debug)]
 pub(crate) struct Packs {
     pub(crate) bytes: Vec<Vec<u8>>,
-    /// Notes of the messages in each buffer, if one request stands for them.
+    /// Notes of the messages in each buffer, if one request stands for all of them.
     notes: Vec<Vec<Note>>,
     pub(crate) free: Vec<PackIdx>,
-    /// The request of the packet that is open, or [`TxIdx::NONE`].
+    /// The request of the open packet, or [`TxIdx::NONE`].
     pub(super) open: TxIdx,
     pub(super) nagle: Nagle,
 }
 
-/// What the completion of a packed message needs.
+/// Data for the completion of a packed message.
 #[derive(Clone, Copy, Debug)]
 struct Note {
     context: u64,
     tag: u64,
     len: u32,
-    /// Length of its record in the packet, bytes.
+    /// Length of the message's record in the packet, bytes.
     size: u16,
-    /// Its success writes a completion.
+    /// A success writes a completion.
     cqe: bool,
 }
 
 impl Packs {
-    /// `count` buffers for frames of `len` bytes; `holds` if messages are packed without being
-    /// asked.
+    /// `count` buffers for frames of `len` bytes; `holds`: messages are also packed without
+    /// `FI_MORE`.
     pub(super) fn new(count: usize, len: usize, holds: bool) -> Self {
         let most = usize::from(PackOp::COUNT_MAX).min(len / MsgOp::LEN);
         Self {
@@ -88,7 +88,7 @@ impl Packs {
         self.nagle.holds() && tx.wrs.get(self.open).is_some_and(|wr| wr.peer == p)
     }
 
-    /// Whether [`join`](Node::join) is worth trying first.
+    /// Whether a message may be packed, so that [`join`](Node::join) is worth trying first.
     #[inline(always)]
     pub(crate) fn joins(&self, req: &SendReq) -> bool {
         req.flags.contains(OpFlags::MORE) || self.open != TxIdx::NONE
@@ -96,14 +96,15 @@ impl Packs {
 }
 
 impl Packs {
-    /// Whether the packet of request `wr` takes one more record of `size` bytes.
+    /// Whether the packet of request `wr` has room for one more record of `size` bytes.
     fn has_room_for(&self, wr: &TxWr, size: usize) -> bool {
         let (bytes, notes) = (&self.bytes[wr.pack_buf().at()], &self.notes[wr.pack_buf().at()]);
         wr.len as usize + size <= bytes.len() && notes.len() < notes.capacity()
     }
 
     /// The open packet, if `msg` of endpoint `e`, with a record of `size` bytes, may join it: the
-    /// messages of a packet are refused together, so they are of one kind and go to one endpoint.
+    /// messages of a packet are refused together, so they have one kind and one destination
+    /// endpoint.
     #[inline]
     fn open_for(
         &self,
@@ -116,15 +117,16 @@ impl Packs {
         let wr = tx.wrs.get(w)?;
         let tagged = wr.flags.contains(WrFlags::TAGGED);
         let is_it = (wr.peer, wr.ep, wr.dst_ep, tagged) == (p, e, msg.dst_ep, msg.tagged);
-        // Only the last request of the queue: no message may overtake another.
+        // Only the last request of the queue may take another message: no message may overtake
+        // another.
         let is_last = wr.queue.next == TxIdx::NONE;
         (is_it && is_last && self.has_room_for(wr, size)).then_some(w)
     }
 }
 
 impl Node {
-    /// Posts a small message by writing it to the open packet of its destination or, with
-    /// `FI_MORE` or if it is held, to a new one.
+    /// Posts a small message by writing it to the open packet of its destination, or to a new
+    /// packet if it has `FI_MORE` or is held.
     pub(crate) fn join(
         &mut self,
         clock: impl FnOnce() -> Instant,
@@ -183,8 +185,8 @@ impl Node {
         if more { Joined::Waits } else { Joined::Leaves }
     }
 
-    /// Writes the record of `msg`, `size` bytes, to the packet of request `w`; its success writes a
-    /// completion if `cqe`.
+    /// Writes the record of `msg`, `size` bytes, to the packet of request `w`. `cqe`: a success of
+    /// the message writes a completion.
     #[inline]
     fn write_record(&mut self, w: TxIdx, req: &SendReq, msg: &MsgOp, (size, cqe): (usize, bool)) {
         let (len, cost) = (req.buf.len(), units(req.buf.len() as u64));
@@ -196,7 +198,7 @@ impl Node {
         peer.credit_used = peer.credit_used.wrapping_add(cost);
         (wr.len, wr.tag, wr.data) = (wr.len + size as u64, wr.tag + 1, wr.data + u64::from(cost));
         if req.flags.contains(OpFlags::INJECT) {
-            // The program is done with it, the endpoint is not.
+            // The program may reuse its memory, but the endpoint still counts the request.
             wr.flags |= WrFlags::INJECTED;
         }
         let buf = wr.pack_buf();
@@ -209,8 +211,8 @@ impl Node {
         self.packs.notes[buf.at()].push(Note { context, tag, len, size: size as u16, cqe });
     }
 
-    /// Opens a packet for `msg` of endpoint `e`, which may be held, if there is room and nothing
-    /// else is queued for the peer.
+    /// Opens a packet for `msg` of endpoint `e`, which may be held, if there is room and no other
+    /// request is queued for the peer.
     #[inline(never)]
     fn open_pack(
         &mut self,
@@ -220,13 +222,14 @@ impl Node {
         (inc, held): (u64, bool),
     ) -> Option<TxIdx> {
         let last = self.tx.wrs.get(self.peers[p].send_q.tail);
-        // Not behind a request that waits for credit: it would wait for more.
+        // Not behind a request that waits for credit: the packet would wait as well.
         let may = last.is_none_or(|last| last.flags.contains(WrFlags::GROUP));
         if !may || self.tx.is_full() {
             return None;
         }
         let buf = self.packs.free.pop()?;
-        // Of another peer, or of messages that do not go with this one.
+        // The held packet is for another peer, or for messages that may not share a packet with
+        // this one.
         self.packs.release_held(&self.tx, &mut self.peers, &mut self.due);
         let room = self.peers[p].pack_room();
         self.packs.bytes[buf.at()].resize(room, 0);
@@ -263,8 +266,8 @@ impl Node {
         PackOp { count }.emit(&mut op);
         let mut packet = self.sending().data_packet(p, Ty::Pack, &op, body, w, true);
         if self.packs.nagle.applies() {
-            // Many completions wait for it: an acknowledgement costs a frame of either end less
-            // than a PING.
+            // Many completions wait for the packet: requesting an acknowledgement costs each side
+            // one frame less than a PING.
             packet.ar = true;
             self.packs.note_shared(p, count);
         }
@@ -318,7 +321,7 @@ impl Operations<'_> {
     }
 
     /// Cancels the message posted with `context` in a packet of endpoint `e` that has not left: it
-    /// ends with an error completion. False if there is none: nothing has happened.
+    /// ends with an error completion. False, and nothing has changed, if there is none.
     pub(super) fn cancel_packed(&mut self, e: EpIdx, context: u64) -> bool {
         let found = self.tx.wrs.iter().find_map(|(w, wr)| {
             let waits = wr.flags.contains(WrFlags::GROUP | WrFlags::IN_SEND_Q) && wr.sent == 0;
@@ -345,10 +348,11 @@ impl Operations<'_> {
         true
     }
 
-    /// Frees what a packet has besides its request: notes, buffer, and its credit if it never left.
+    /// Frees the parts of a packet besides its request: notes, buffer, and its credit if it never
+    /// left.
     pub(super) fn free_group(&mut self, w: TxIdx) {
         let wr = &self.tx[w];
-        // The request itself is counted off as any other.
+        // The caller subtracts the request itself, like any other.
         self.objects.eps[wr.ep].tx_used -= wr.tag as u32 - 1;
         if !wr.flags.contains(WrFlags::ALL_SENT) {
             let peer = &mut self.objects.peers[wr.peer];
@@ -358,7 +362,7 @@ impl Operations<'_> {
         if self.packs.open == w {
             let p = wr.peer;
             if self.packs.nagle.holds() && self.objects.peers[p].state == State::Open {
-                // What is in flight was to be asked about with this packet.
+                // The packet was to request the acknowledgement of the packets in flight.
                 self.objects.peers[p].request_ping();
                 self.objects.due.make_ready(self.objects.peers, p);
             }
@@ -368,8 +372,8 @@ impl Operations<'_> {
 }
 
 impl Objects<'_> {
-    /// Takes messages from the front of a packet while each has a simple receive that it fits.
-    /// Returns their number.
+    /// Takes messages from the front of a packet, as long as each has a simple receive that it
+    /// fits. Returns their number.
     pub(super) fn take_records(
         &mut self,
         p: PeerIdx,
@@ -422,7 +426,7 @@ impl Objects<'_> {
         true
     }
 
-    /// Writes the error completion of one packed message of endpoint `e` to a peer.
+    /// Writes the error completion of a packed message of endpoint `e` to a peer.
     fn fail_note(
         &mut self,
         (e, p): (EpIdx, PeerIdx),

@@ -1,6 +1,6 @@
-//! The pull engine: the receiver asks for the bytes of announced messages, and takes them.
+//! The pull engine: the receiver requests the bytes of announced messages, and places them.
 //!
-//! DATA is taken as it arrives, in any order. Lengths are not trusted: the codec checked them
+//! DATA is placed as it arrives, in any order. Lengths are not trusted: the codec has checked them
 //! against the frame, and they are checked against the buffer here.
 
 use std::collections::VecDeque;
@@ -21,11 +21,11 @@ use crate::slab::{Handle, Slab};
 use crate::types::Instant;
 use crate::wire::{DataOp, EndStatus, PULL_MAX};
 
-/// Bytes that one PULL asks for at most.
+/// Maximum bytes that one PULL requests.
 pub(super) const PULL_CHUNK: u64 = 256 << 10;
 
 impl Pull {
-    /// Bytes that the next PULL or READ asks for at most.
+    /// Maximum bytes that the next PULL or READ requests.
     fn next_len(&self) -> u64 {
         (self.want - self.asked).min(PULL_CHUNK).min(u64::from(PULL_MAX))
     }
@@ -37,9 +37,9 @@ pub(crate) struct Pulls {
     pub(super) records: Slab<Pull, (), PullIdx>,
     /// Peers with pulls that wait for room in the window.
     queue: VecDeque<PeerIdx>,
-    /// Bytes asked for and not yet here.
+    /// Bytes requested and not yet received.
     pub(super) out: u64,
-    /// Most of them, all peers together.
+    /// Maximum of `out`, for all peers together.
     window: u64,
 }
 
@@ -60,17 +60,17 @@ impl IndexMut<PullIdx> for Pulls {
 }
 
 impl Pulls {
-    /// Records at most: one of each receive, unexpected message and read.
+    /// Maximum number of records: one for each receive, unexpected message and read.
     fn most(s: &NodeSettings) -> usize {
         s.rx_wr_max + s.unexpected_bytes / UNIT + s.tx_wr_max
     }
 
-    /// Bytes of address space that they take.
+    /// Bytes of address space that the records occupy.
     pub(super) fn room(s: &NodeSettings) -> usize {
         Slab::<Pull, (), PullIdx>::SLOT_LEN * Self::most(s)
     }
 
-    /// None, at a node with these settings.
+    /// An empty table for a node with these settings.
     pub(super) fn new(s: &NodeSettings) -> Self {
         Self {
             records: Slab::with_capacity(Self::most(s)),
@@ -80,8 +80,8 @@ impl Pulls {
         }
     }
 
-    /// The peer that holds most records, if none is free: there is one for each announcement that
-    /// credit allows, so some peer has announced more.
+    /// The peer that holds the most records, if none is free: credit allows one record per
+    /// announcement, so some peer has announced more than that.
     pub(super) fn largest_holder(&self, peers: &Peers) -> Option<PeerIdx> {
         if self.records.free_count() > 0 {
             return None;
@@ -89,10 +89,11 @@ impl Pulls {
         peers.iter().max_by_key(|(_, peer)| peer.pulls.len).map(|(p, _)| p)
     }
 
-    /// Adds one of `peer`. There is a free record.
+    /// Adds a pull from `peer`. The caller has checked that a record is free.
     pub(super) fn add(&mut self, peer: &mut Peer, pull: Pull) -> PullIdx {
         let mut idx = self.records.alloc(pull).expect("a free record was seen");
-        // A READ with generation 0 is of none of them: the slot has been used 2^32 times.
+        // No pull has generation 0 in its READs: a slot whose generation has wrapped after 2^32
+        // uses is skipped once.
         if self.records.generation(idx) == 0 {
             let pull = self.records.free(idx);
             idx = self.records.alloc(pull).expect("it was freed");
@@ -118,21 +119,21 @@ impl Pulls {
         self.out == 0 || self.out + PULL_CHUNK <= self.window
     }
 
-    /// Whether the window has room for another request to `peer`. A peer may use half of the
-    /// window: one that announces messages and sends none must not stop the others.
+    /// Whether the window has room for another request to `peer`. A peer may use at most half of
+    /// the window: one that announces messages and sends none must not stop the others.
     fn has_room_for(&self, peer: &Peer) -> bool {
         let share = (self.window / 2).min(1 << 30);
         let out = u64::from(peer.pull_out);
         out == 0 || out + PULL_CHUNK <= share
     }
 
-    /// `len` bytes that were asked for from `peer` have arrived or are no longer expected.
+    /// Subtracts `len` bytes requested from `peer` that have arrived or are no longer expected.
     pub(super) fn settled(&mut self, peer: &mut Peer, len: u64) {
         self.out -= len;
         peer.pull_out -= len as u32;
     }
 
-    /// Bytes that were asked for and are no longer expected leave the window.
+    /// Subtracts the requested bytes of pull `idx` that are no longer expected from the window.
     fn settle(&mut self, peer: &mut Peer, idx: PullIdx) {
         let pull = &mut self[idx];
         let left = pull.asked - pull.got + u64::from(pull.asking);
@@ -141,9 +142,9 @@ impl Pulls {
         self.settled(peer, left);
     }
 
-    /// Queues pull `idx` of peer `p` for room in the window, before pulls of the peer that have not
-    /// begun. Finishing one message after the other gives the application buffers back sooner than
-    /// all messages side by side.
+    /// Queues pull `idx` of peer `p` for room in the window, before the peer's pulls that have not
+    /// begun. Finishing messages one after the other returns buffers to the application sooner than
+    /// pulling all of them side by side.
     fn wait(&mut self, (p, peer): (PeerIdx, &mut Peer), idx: PullIdx) {
         self[idx].waiting = true;
         if self[idx].asked > 0 {
@@ -156,29 +157,29 @@ impl Pulls {
         }
     }
 
-    /// Takes a pull out of the queue for room.
+    /// Removes a pull from the queue for room.
     pub(super) fn unwait(&mut self, peer: &mut Peer, idx: PullIdx) {
         if std::mem::take(&mut self[idx].waiting) {
             peer.pull_wait.remove(self, idx);
         }
     }
 
-    /// Takes a pull out of the queue of PULLs and ENDs to send.
+    /// Removes a pull from the queue of PULLs and ENDs to send.
     pub(super) fn dequeue(&mut self, peer: &mut Peer, idx: PullIdx) {
         if std::mem::take(&mut self[idx].in_rndv_ctl_q) {
             peer.rndv_ctl_q.remove(self, idx);
         }
     }
 
-    /// Whether pulls from `peer` have outstanding bytes and none has arrived for T_dead. While the
-    /// peer is still refusing earlier packets, a PULL behind them ages from its last
+    /// Whether pulls from `peer` have outstanding bytes and no bytes have arrived for T_dead. While
+    /// the peer still refuses earlier packets, the age of a PULL behind them counts from the last
     /// acknowledgement.
     pub(super) fn have_stalled(&mut self, peer: &Peer, turn: &Turn, t_dead_ns: u64) -> bool {
         if peer.pull_out == 0 {
             return false;
         }
         let (active, una) = (turn.polled_at, peer.snd.una);
-        // Frames that arrived during a pause of ours are taken before anything times out.
+        // Frames that arrived during a pause of this process are processed before a timeout counts.
         let since = active.0.saturating_sub(t_dead_ns);
         let (mut at, mut waits) = (peer.pulls.head, false);
         while let Some(pull) = self.records.get_mut(at) {
@@ -246,7 +247,7 @@ impl Receiving<'_> {
 }
 
 impl Operations<'_> {
-    /// The pulls, to ask for bytes or to end.
+    /// The pulls, with access to what their requests and ends need.
     #[inline(always)]
     pub(super) fn pulling(&mut self) -> Pulling<'_> {
         let Self { objects, pulls, tx, turn, .. } = self;
@@ -302,7 +303,7 @@ impl Operations<'_> {
         self.pulling().serve_waiting_pulls();
     }
 
-    /// Everything wanted has arrived: completes the receive and sends END.
+    /// Completes a pull of which every wanted byte has arrived, and sends END.
     fn finish_pull(&mut self, idx: PullIdx) {
         let pull = &mut self.pulls[idx];
         let status = if pull.want < pull.msg_len { EndStatus::Truncated } else { EndStatus::Ok };
@@ -331,23 +332,23 @@ impl Operations<'_> {
             self.objects.posted[pull.recv].payload.active -= 1;
             self.objects.fail_placing(pull.recv, err);
         }
-        // Its outstanding bytes make room in the window for others.
+        // Its outstanding bytes free room in the window for others.
         self.pulling().serve_waiting_pulls();
     }
 }
 
-/// The pulls of a node while they ask for bytes or end: what goes to their peers is queued.
+/// The pulls of a node, with access to the queues of the peers that their requests go to.
 pub(super) struct Pulling<'a> {
     pulls: &'a mut Pulls,
     peers: &'a mut Peers,
     tx: &'a TxWrs,
     due: &'a mut Due,
-    /// The time of the turn.
+    /// Time of the turn.
     now: Instant,
 }
 
 impl Pulling<'_> {
-    /// Asks for the next bytes of pull `idx`, or queues it until the pull window has room.
+    /// Requests the next bytes of pull `idx`, or queues it until the pull window has room.
     pub(super) fn ask(&mut self, idx: PullIdx) {
         let pull = &self.pulls[idx];
         if pull.in_rndv_ctl_q || pull.waiting {
@@ -371,7 +372,7 @@ impl Pulling<'_> {
         self.queue_pull(p, idx);
     }
 
-    /// Lets queued pulls ask, one of each peer by turns, while the window has room.
+    /// Lets waiting pulls send requests, one per peer in turns, while the window has room.
     pub(super) fn serve_waiting_pulls(&mut self) {
         for _ in 0..self.pulls.queue.len().min(64) {
             if !self.pulls.has_room() {
@@ -403,7 +404,7 @@ impl Pulling<'_> {
         self.due.make_ready(self.peers, p);
     }
 
-    /// Sends END with `status` as soon as a packet can leave. Nothing more is asked for.
+    /// Queues END with `status` for pull `idx`, which requests no more bytes.
     pub(super) fn end_pull(&mut self, idx: PullIdx, status: EndStatus) {
         let pull = &mut self.pulls[idx];
         pull.end = Some(status);

@@ -22,20 +22,20 @@ use crate::slab::{NONE, Slab};
 use crate::types::{CqErr, Cqe, EpAddr, FI_ADDR_UNSPEC, FiAddr, Instant, ProvErrno, Tenant};
 use crate::wire::{EndStatus, MsgMOp, MsgOp, NackReason, RndvOp};
 
-/// Outcome of a packet that is next in order.
+/// Result of executing the next packet in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// Executed, and acknowledged.
+    /// Executed; the packet is acknowledged.
     Accept,
-    /// Answered by a NACK; the sender puts a NOP in its place.
+    /// Refused: answered by a NACK; the sender replaces the packet by a NOP.
     Refuse(NackReason),
 }
 
-/// A message's header, of whichever packet type.
+/// Header of a message, common to all packet types.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MsgHead {
     pub(crate) peer: PeerIdx,
-    /// The life of the peer that sent it.
+    /// Incarnation of the peer that sent it.
     pub(crate) inc: u64,
     pub(crate) src_ep: u16,
     pub(crate) tagged: bool,
@@ -50,11 +50,11 @@ impl MsgHead {
     }
 }
 
-/// Destination of a message.
+/// Where a message is placed.
 pub(super) enum Target {
     /// Into this receive, at offset `base` of its buffer.
     Recv { recv: RecvIdx, base: u64 },
-    /// No receive matches: it becomes an unexpected message.
+    /// No receive matches: the message becomes an unexpected message.
     Store,
 }
 
@@ -62,11 +62,11 @@ pub(super) enum Target {
 /// table grows when needed.
 pub(super) const REASSEMBLIES_FIRST: usize = 4096;
 
-/// The receives of a node, which have a buffer each.
+/// The posted receives of a node, each with its buffer.
 #[derive(Debug)]
 pub(crate) struct Receives {
     pub(super) pool: PostedPool<RecvWr>,
-    /// The memory of those where it is in several pieces, by the index of their record.
+    /// Memory of receives with several pieces, by the index of their record.
     lists: Vec<IoBuf>,
 }
 
@@ -91,7 +91,7 @@ impl Receives {
         Self { pool: PostedPool::with_capacity(n), lists: Vec::with_capacity(n) }
     }
 
-    /// Posts one in the tables of `matcher`. The caller has seen room.
+    /// Posts a receive in the tables of `matcher`. The caller has checked that a record is free.
     #[inline]
     pub(super) fn post(
         &mut self,
@@ -105,7 +105,7 @@ impl Receives {
         if buf.as_one().is_none() {
             let at = recv.at();
             if self.lists.len() <= at {
-                // Within what was reserved: there are as many as records.
+                // Allocates only within what was reserved: one list per record.
                 self.lists.resize_with(at + 1, IoBuf::default);
             }
             buf.move_to(&mut self.lists[at]);
@@ -124,7 +124,7 @@ impl Receives {
         }
     }
 
-    /// Bytes of its buffer behind `base`.
+    /// Bytes of the receive's buffer behind `base`.
     #[inline]
     pub(super) fn room(&self, recv: RecvIdx, base: u64) -> u64 {
         self.buf(recv).len() as u64 - base
@@ -157,7 +157,7 @@ impl Eps {
         self[at].matcher[kind as usize].unlink_unexpected(unexpected, msg);
     }
 
-    /// Frees a receive, which counts in its endpoint no more.
+    /// Frees a receive and subtracts it from its endpoint's count.
     pub(super) fn free_recv(&mut self, posted: &mut Receives, recv: RecvIdx) {
         let wr = posted.pool.free(recv).payload;
         self[wr.ep].rx_used -= 1;
@@ -182,7 +182,7 @@ impl Reassemblies {
         }
     }
 
-    /// The unfinished message of `peer` goes nowhere from now on.
+    /// Discards the rest of the unfinished message of `peer`.
     pub(super) fn forget_rest(&mut self, peer: &Peer) {
         if let Some(partial) = self.get_mut(peer.reassembly) {
             partial.to = ReassemblyDst::Nowhere;
@@ -213,7 +213,7 @@ impl Receiving<'_> {
         if !fits && !planted(Bug::PieceOffsetUnchecked) {
             return Verdict::Refuse(NackReason::Malformed);
         }
-        // Within the message, as `MsgMOp::parse` has checked.
+        // Inside the message, as `MsgMOp::parse` has checked.
         let end = op.offset + len as u64;
         partial.off = end;
         match partial.to {
@@ -261,7 +261,7 @@ impl Receiving<'_> {
         if self.sessions.reassemblies.is_full() {
             self.sessions.reassemblies.raise_capacity(2 * self.sessions.reassemblies.capacity());
         }
-        // The peer now owes us the rest: its silence counts.
+        // The peer owes the rest of the message: its silence counts from now.
         self.sessions.peers[p].begin_to_wait(now);
         self.sessions.peers[p].reassembly =
             self.sessions.reassemblies.alloc(partial).expect("there is room now");
@@ -312,8 +312,8 @@ impl Receiving<'_> {
             imm: op.imm,
             len: op.msg_len,
         };
-        // Not stored instead: a receive may wait for it, and later messages would overtake it. If
-        // another peer holds most records, `pull` ends its session.
+        // Not stored as unexpected: a receive may wait for the message, and later messages would
+        // overtake it. If another peer holds the most records, `pull` ends its session.
         if self.sessions.pulls.largest_holder(self.sessions.peers) == Some(p) {
             return Verdict::Refuse(NackReason::Overdrawn);
         }
@@ -390,8 +390,8 @@ impl Receiving<'_> {
         }
     }
 
-    /// Completion queue `cq` was full and has been read: delivers what waited for room in it, in
-    /// order.
+    /// Delivers, in order, the messages that waited for room in completion queue `cq`, which was
+    /// full and has been read.
     pub(crate) fn retry_cq_waiters(&mut self, cq: CqIdx) {
         self.sessions.cqs[cq].cq_blocked = false;
         let now = self.sessions.turn.polled_at;
@@ -410,8 +410,8 @@ impl Receiving<'_> {
         self.sessions.objects().note_starved();
     }
 
-    /// Delivers what waits for room in the receive queue of endpoint `e`, in order, while there is
-    /// room.
+    /// Delivers, in order and while there is room, the messages that wait for room in the receive
+    /// queue of endpoint `e`.
     pub(crate) fn retry_ep_waiters(&mut self, now: Instant, e: EpIdx) {
         self.sessions.eps[e].set_cq_blocked(false);
         let srx = self.sessions.eps[e].srx;
@@ -446,8 +446,7 @@ impl Receiving<'_> {
         }
     }
 
-    /// Delivers waiting unexpected messages to a new multi-receive. True if that uses up its
-    /// buffer.
+    /// Delivers waiting unexpected messages to a new multi-receive. True if they use up its buffer.
     pub(crate) fn fill_multi(&mut self, now: Instant, e: EpIdx, kind: MsgKind, recv: RecvIdx) {
         loop {
             let posted = &self.sessions.posted[recv];
@@ -520,7 +519,7 @@ impl Objects<'_> {
         Verdict::Accept
     }
 
-    /// The sender has abandoned its unfinished message.
+    /// Ends the unfinished message of a sender that has abandoned it.
     pub(crate) fn abort_reassembly(&mut self, p: PeerIdx) {
         let Some(partial) = self.reassemblies.take(&mut self.peers[p]) else { return };
         match partial.to {
@@ -532,7 +531,7 @@ impl Objects<'_> {
                 let m = &mut self.unexpected[msg].payload;
                 let recv = m.recv;
                 if m.claimed && recv == RecvIdx::NONE && !m.discard {
-                    // The application has claimed it: it gets the error when it receives it.
+                    // The application has claimed the message: receiving it returns the error.
                     (m.dead, m.complete) = (true, true);
                     return;
                 }
@@ -578,7 +577,7 @@ impl Objects<'_> {
     }
 
     /// Writes the completion that announces an unexpected message (`FI_BUFFERED_RECV`), if the
-    /// endpoint asks for it.
+    /// endpoint requests it.
     pub(crate) fn announce(&mut self, e: EpIdx, msg: UnexpectedIdx) {
         if !self.eps[e].buffered {
             return self.coll.note_arrived(self.eps, self.cqs, self.unexpected, (e, msg));
@@ -661,7 +660,7 @@ impl Objects<'_> {
         self.blocks.serve_waiters(self.peers, self.due);
     }
 
-    /// What the address vector of endpoint `e` calls a sender; `None` if it does not have it.
+    /// Source address of a sender in the address vector of endpoint `e`; `None` if it is not in it.
     pub(super) fn source_of(
         &mut self,
         e: EpIdx,
@@ -679,7 +678,8 @@ impl Objects<'_> {
         peer.source.of((ep.av, self.avs), (p, inc), src_ep)
     }
 
-    /// Matches a message to a receive, which leaves matching unless it takes further messages.
+    /// Matches a message to a receive. The receive leaves matching unless it takes further
+    /// messages.
     #[inline]
     fn target(&mut self, e: EpIdx, head: &MsgHead) -> Target {
         self.target_of(e, head, self.peers[head.peer].src(head.peer, head.src_ep))
@@ -743,8 +743,8 @@ impl Objects<'_> {
         });
     }
 
-    /// [`complete_recv`](Self::complete_recv) of a message from `source`, whose address and tenant
-    /// `from` says.
+    /// [`complete_recv`](Self::complete_recv) of a message from `source`, with the sender's address
+    /// and tenant in `from`.
     #[inline]
     pub(super) fn complete_recv_of(
         &mut self,
@@ -814,7 +814,8 @@ impl Objects<'_> {
         }
     }
 
-    /// Ends a multi-receive. If `signaled`, its last completion has told the application so.
+    /// Ends a multi-receive. `signaled`: its last completion has reported the release of the
+    /// buffer.
     fn release_multi(&mut self, recv: RecvIdx, signaled: bool) {
         let (tag, wr) = (self.posted[recv].tag, &self.posted[recv].payload);
         let flags = wr.cq_flags() | CqFlags::MULTI_RECV;
@@ -828,7 +829,7 @@ impl Objects<'_> {
         self.eps.free_recv(self.posted, recv);
     }
 
-    /// The rest of the message being placed into `recv` will not arrive.
+    /// Fails the receive `recv` of a message whose rest will not arrive.
     pub(super) fn fail_placing(&mut self, recv: RecvIdx, err: Error) {
         let (tag, wr) = (self.posted[recv].tag, &self.posted[recv].payload);
         if !wr.is(RecvFlags::MULTI) {
@@ -849,7 +850,7 @@ impl Objects<'_> {
         }
     }
 
-    /// Ends a receive that is out of matching with an error entry.
+    /// Ends a receive that is out of matching, with an error entry.
     pub(super) fn fail_recv(&mut self, recv: RecvIdx, err: Error) {
         self.complete_with_error(recv, err);
         self.eps.free_recv(self.posted, recv);
@@ -868,7 +869,7 @@ impl Objects<'_> {
         self.error_to(e, cqe, err);
     }
 
-    /// Writes an error entry to the receive queue of endpoint `e`, using up a reservation.
+    /// Writes an error entry to the receive queue of endpoint `e` in a reserved place.
     pub(super) fn error_to(&mut self, e: EpIdx, cqe: Cqe, err: Error) {
         let ep = &mut self.eps[e];
         ep.counters.errors += 1;
@@ -878,12 +879,12 @@ impl Objects<'_> {
         self.cntrs.count_failed(cntr);
     }
 
-    /// Notes whether something waits for room in any completion queue.
+    /// Updates whether something waits for room in any completion queue.
     pub(super) fn note_starved(&mut self) {
         self.due.todo.set(Todo::ROOM, self.cqs.iter().any(|(_, table)| table.cq_blocked));
     }
 
-    /// A completion queue that has room, for which something waits.
+    /// A completion queue that has room and for which something waits.
     #[inline]
     pub(super) fn starved_with_room(&self) -> Option<CqIdx> {
         if !self.due.todo.contains(Todo::ROOM) {

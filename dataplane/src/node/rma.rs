@@ -45,30 +45,30 @@ const FLAGS: OpFlags = OpFlags::MORE
 pub struct WriteReq {
     /// The bytes.
     pub buf: IoBuf,
-    /// To whom.
+    /// Destination.
     pub dest: FiAddr,
-    /// To where; as many bytes as `buf` has. Of no meaning if that is none.
+    /// Remote ranges, with as many bytes as `buf`. Ignored if `buf` is empty.
     pub rma: RmaList,
     /// Remote CQ data, sent if `flags` has `REMOTE_CQ_DATA`.
     pub data: u64,
-    /// Comes back in the completion.
+    /// Returned in the completion.
     pub context: u64,
     /// All flags of the operation: the caller has merged in the endpoint's default flags.
     pub flags: OpFlags,
-    /// One of the `inject` calls: no success completion is ever written.
+    /// The request is of an `inject` call: a success never writes a completion.
     pub no_completion: bool,
 }
 
 /// A read of remote memory. `buf` stays lent until the operation has completed.
 #[derive(Debug)]
 pub struct ReadReq {
-    /// Where the bytes go.
+    /// Destination of the bytes.
     pub buf: IoBuf,
-    /// From whom.
+    /// The peer to read from.
     pub dest: FiAddr,
-    /// From where; as many bytes as `buf` has. Of no meaning if that is none.
+    /// Remote ranges, with as many bytes as `buf`. Ignored if `buf` is empty.
     pub rma: RmaList,
-    /// Comes back in the completion.
+    /// Returned in the completion.
     pub context: u64,
     /// As in [`WriteReq::flags`].
     pub flags: OpFlags,
@@ -78,7 +78,7 @@ pub struct ReadReq {
 /// `compare` only until the call returns.
 #[derive(Debug)]
 pub struct AtomicReq {
-    /// Which family.
+    /// Form of the call.
     pub kind: AtomicKind,
     /// `enum fi_op`.
     pub op: u32,
@@ -88,15 +88,15 @@ pub struct AtomicReq {
     pub operand: IoBuf,
     /// The compare values; empty unless `kind` is `Compare`.
     pub compare: IoBuf,
-    /// Where the old values go; empty if `kind` is `Base`.
+    /// Destination of the old values; empty if `kind` is `Base`.
     pub result: IoBuf,
-    /// To whom.
+    /// Destination.
     pub dest: FiAddr,
-    /// On what; lengths count elements.
+    /// Remote ranges; lengths count elements.
     pub rma: RmaList,
     /// As in [`WriteReq::data`].
     pub data: u64,
-    /// Comes back in the completion.
+    /// Returned in the completion.
     pub context: u64,
     /// As in [`WriteReq::flags`].
     pub flags: OpFlags,
@@ -125,7 +125,7 @@ impl Rma {
         }
     }
 
-    /// Bytes of what the length of the request counts.
+    /// Bytes of one unit of the request's length.
     fn unit(&self) -> u64 {
         match &self.kind {
             RmaKind::Atomic(a) => a.elem_len.into(),
@@ -144,20 +144,20 @@ impl Rma {
     }
 }
 
-/// Buffers that the next operations which need one take.
+/// Spare buffers for the next operations that need one.
 #[derive(Debug, Default)]
 pub(crate) struct Spare(Vec<Vec<u8>>);
 
 impl Spare {
-    /// Most that are kept.
+    /// Maximum number of buffers kept.
     const MAX: usize = 64;
 
-    /// An empty one.
+    /// Takes an empty buffer.
     pub(super) fn take(&mut self) -> Vec<u8> {
         self.0.pop().unwrap_or_default()
     }
 
-    /// Keeps one that is no longer needed.
+    /// Returns a buffer that is no longer needed.
     pub(super) fn keep(&mut self, mut bytes: Vec<u8>) {
         if bytes.capacity() > 0 && self.0.len() < Self::MAX {
             bytes.clear();
@@ -298,8 +298,8 @@ impl Posting<'_> {
         let elem_len = ty.size();
         let per_elem = sent_len(req.kind, op, elem_len);
         let len = per_elem * count;
-        // Short operands are kept in the inject memory. With compare values only if one packet
-        // takes both: in each packet they follow its own operands.
+        // Short operands are stored in the inject memory; with compare values only if one packet
+        // holds both, since in each packet the compare values follow its own operands.
         let compares = per_elem > elem_len;
         let few = if compares { COMPARE_SHORT } else { Node::INJECT_SIZE };
         let short = len <= few && !(compares && req.rma.as_slice().len() > 1);
@@ -388,8 +388,8 @@ impl Operations<'_> {
         self.objects.complete_rma(e, context, flags, (which, bytes));
     }
 
-    /// Frees the record of a one-sided operation whose request is being freed, if it has one. Bytes
-    /// that a read has asked for are still expected, and discarded.
+    /// Frees the one-sided record of a request that is being freed. Bytes that a read has requested
+    /// are still expected, and discarded.
     pub(crate) fn free_rma(&mut self, r: RmaIdx) {
         if r == RmaIdx::NONE {
             return;
@@ -406,7 +406,7 @@ impl Operations<'_> {
 
 impl Objects<'_> {
     /// Reports a success to endpoint `e`: an entry in its queue if the operation's `context` is
-    /// given, and a count in the counter at index `which`, which may count its `bytes`.
+    /// given, and a count in the counter with index `which`. A counter of bytes counts `bytes`.
     #[inline(always)]
     pub(super) fn complete_rma(
         &mut self,

@@ -1,10 +1,10 @@
-//! One-sided operations, receive side: the target executes them, the initiator takes the answers.
+//! One-sided operations, receive side: the target executes them, and the initiator processes the
+//! answers.
 //!
-//! The target checks every field of a packet against its own tables, as if the initiator had
-//! checked nothing. Packets arrive here in order, each once, except bytes of reads, which are
-//! placed as they arrive. A refused packet ends its operation: later packets of the operation have
-//! the same sequence number and are dropped silently, since the initiator learns of the refusal
-//! first.
+//! The target checks every field of a packet against its own tables, and trusts no check of the
+//! initiator. Packets arrive here in order, each once, except bytes of reads, which are placed as
+//! they arrive. A refused packet ends its operation: later packets of the operation have the same
+//! sequence number and are dropped silently, since the initiator receives the refusal first.
 
 use barewire_driver::frame::RxFrame;
 
@@ -33,7 +33,7 @@ pub(super) enum Target {
     Receive(RecvIdx, usize),
 }
 
-/// What an answer carries: `len` bytes, in `long` if that holds any.
+/// Payload of an answer: `len` bytes, in `long` if that is not empty.
 pub(super) struct OldValues {
     len: u16,
     short: [u8; Response::SHORT],
@@ -43,7 +43,7 @@ pub(super) struct OldValues {
 impl OldValues {
     const NONE: Self = Self { len: 0, short: [0; Response::SHORT], long: Vec::new() };
 
-    /// `len` bytes of 0.
+    /// `len` zero bytes.
     pub(super) fn of_len(len: usize, spare: &mut Spare) -> Self {
         let mut long = Vec::new();
         if len > Response::SHORT {
@@ -59,13 +59,14 @@ impl OldValues {
     }
 }
 
-/// Responses that one peer may have outstanding here: more than any initiator asks for at once,
-/// reads that it has given up included.
+/// Maximum responses that one peer may have outstanding here: more than any initiator requests at
+/// once, its abandoned reads included.
 pub(super) const RESPONSES_MAX: u16 = 1024;
 
 impl Peer {
-    /// Counts `len` bytes of a write or an atomic operation and returns the bytes it has written so
-    /// far. A new sequence number discards the count of an operation that was given up or refused.
+    /// Counts `len` bytes of a write or an atomic operation, and returns the bytes that the
+    /// operation has written so far. A new sequence number resets the count of an operation that
+    /// was abandoned or refused.
     fn note_written(&mut self, range: &RemoteRange, len: u64) -> u64 {
         let number = u64::from(range.seq) << Peer::WRITTEN_BITS;
         let before = self.written ^ number;
@@ -90,7 +91,7 @@ impl NodeCounters {
 }
 
 impl Operations<'_> {
-    /// Starts to ask for the bytes of read `w`.
+    /// Starts requesting the bytes of read `w`.
     pub(crate) fn begin_read(&mut self, p: PeerIdx, w: TxIdx) {
         let mut pull = super::ops::Pull::new(p, NONE, 0, None);
         (pull.read, pull.wr, pull.want) = (true, w, self.tx[w].len);
@@ -137,7 +138,7 @@ impl Operations<'_> {
         self.pulling().serve_waiting_pulls();
     }
 
-    /// Read `idx` was given up: its outstanding bytes are still expected, and discarded.
+    /// Abandons read `idx`: its outstanding bytes are still expected, and discarded.
     pub(crate) fn orphan_read(&mut self, idx: PullIdx) {
         let pull = &mut self.pulls[idx];
         pull.wr = TxIdx::NONE;
@@ -147,13 +148,13 @@ impl Operations<'_> {
         self.pulls.unwait(&mut self.objects.peers[p], idx);
         // Any byte of the operation may still arrive.
         self.free_if_idle(idx);
-        // It asks for no more: others may use its room in the window.
+        // The read requests no more bytes: other pulls may use its room in the window.
         if !planted(Bug::ReadRoomKept) {
             self.pulling().serve_waiting_pulls();
         }
     }
 
-    /// Frees a read that was given up once none of its bytes is outstanding.
+    /// Frees an abandoned read once none of its bytes is outstanding.
     fn free_if_idle(&mut self, idx: PullIdx) {
         let pull = &self.pulls[idx];
         if pull.wr == TxIdx::NONE && pull.got == pull.asked {
@@ -165,7 +166,7 @@ impl Operations<'_> {
         }
     }
 
-    /// `len` bytes that read `handle` has asked for will not arrive. Fails its operation.
+    /// Fails the operation of read `handle`, of which `len` requested bytes will not arrive.
     pub(crate) fn read_failed(
         &mut self,
         p: PeerIdx,
@@ -237,13 +238,13 @@ impl Operations<'_> {
             self.tx[w].flags |= WrFlags::ALL_SENT;
             self.try_complete(w);
         } else {
-            // The answer does not fit the request: the peer is faulty.
+            // The answer does not match the request: the peer is faulty.
             self.abandon_wr(w);
             self.fail_wr(w, Error::ConnReset, ProvErrno::UnknownOutcome);
         }
     }
 
-    /// A packet of a one-sided operation was refused and became a NOP: the operation fails.
+    /// Fails the operation of a packet that was refused and became a NOP.
     pub(crate) fn on_rma_nack(
         &mut self,
         p: PeerIdx,
@@ -261,7 +262,7 @@ impl Operations<'_> {
             if let (Ty::Write, BodyRef::Wr { offset, .. }) = (ty, body) {
                 self.tx[w].asked = offset;
             }
-            // Earlier packets of it have been executed.
+            // Earlier packets of the operation have been executed.
             let first = match body {
                 BodyRef::Wr { offset, .. } => offset == 0,
                 BodyRef::Operands { offset, .. } => offset == 0,
@@ -284,8 +285,8 @@ impl Operations<'_> {
         }
     }
 
-    /// Later packets of a refused atomic operation are dropped by the target: none is answered, and
-    /// none needs its operands.
+    /// Frees the operands of the later packets of a refused atomic operation: the target drops
+    /// these packets and answers none.
     fn drop_refused(&mut self, p: PeerIdx, op: &[u8; RELIABLE_OP_MAX]) {
         let (seq, mut unanswered) = (RemoteRange::seq_of(op), u16::from(AtomicOp::fetches(op)));
         self.objects.peers[p].snd.for_each(self.sent, |entry| {
@@ -300,7 +301,7 @@ impl Operations<'_> {
 }
 
 impl Responder<'_> {
-    /// Bytes for a region.
+    /// Executes a WRITE.
     #[inline]
     pub(crate) fn on_write(
         &mut self,
@@ -352,7 +353,7 @@ impl Responder<'_> {
         Ok(())
     }
 
-    /// An atomic operation.
+    /// Executes an ATOMIC.
     #[inline]
     pub(crate) fn on_atomic(
         &mut self,
@@ -361,7 +362,7 @@ impl Responder<'_> {
         op: &AtomicOp,
         (off, len): (usize, usize),
     ) -> Verdict {
-        // Before `of_refused`, which clears the note of another operation.
+        // Read before `of_refused`, which clears the note of another operation.
         let void =
             op.void || self.objects.peers[p].bad_seq == Peer::WITHDRAWN | u32::from(op.range.seq);
         if self.of_refused(p, &op.range, op.imm) {
@@ -372,7 +373,7 @@ impl Responder<'_> {
         self.verdict(p, Some(&op.range), done)
     }
 
-    /// A withdrawn atomic, or a packet behind one: its initiator waits only for the answer.
+    /// Answers a withdrawn atomic, or a packet behind one: the initiator waits only for the answer.
     #[cold]
     fn do_withdrawn(&mut self, p: PeerIdx, op: &AtomicOp) -> Result<(), NackReason> {
         if !op.range.last && !planted(Bug::GivenUpFetchGoesOn) {
@@ -431,7 +432,7 @@ impl Responder<'_> {
         Ok(())
     }
 
-    /// Executes the operation on the elements of `target`. Their old values go to `old` unless that
+    /// Executes the operation on the elements of `target`. The old values go to `old` unless that
     /// is empty.
     #[inline]
     pub(super) fn execute(
@@ -455,7 +456,7 @@ impl Responder<'_> {
         buf.atomic(at, what, ty, op.count.into(), operand, compare, old, sharing)
     }
 
-    /// Checks all of an atomic packet that needs no table. Returns operation, type and the bytes of
+    /// The checks of an atomic packet that need no table. Returns operation, type and the bytes of
     /// the elements.
     fn check_atomic(
         &mut self,
@@ -517,8 +518,8 @@ impl Responder<'_> {
         }
     }
 
-    /// Sends an answer, kept until acknowledged: a repeated request is a duplicate and meets this
-    /// answer, not another execution.
+    /// Sends an answer and keeps it until it is acknowledged: a repeated request is a duplicate and
+    /// gets this answer, not another execution.
     pub(super) fn answer_op(&mut self, p: PeerIdx, resp: RespOp, old: OldValues) {
         let RespOp { dst_op, dst_gen, offset, .. } = resp;
         let OldValues { len, short, long } = old;
@@ -527,7 +528,7 @@ impl Responder<'_> {
         self.add_response(Response { peer: p, dst_op, dst_gen, kind, queued: true, link });
     }
 
-    /// Whether this is a later packet of an operation that was refused, to be dropped.
+    /// Whether the packet is a later packet of a refused operation, which is dropped.
     #[inline]
     fn of_refused(&mut self, p: PeerIdx, range: &RemoteRange, imm: Option<u64>) -> bool {
         let bad = &mut self.objects.peers[p].bad_seq;
@@ -549,9 +550,9 @@ impl Responder<'_> {
         same
     }
 
-    /// The verdict on a packet. If it is refused and `range` names its operation, so are the later
-    /// packets of that. A peer that guesses keys is slowed down: packets behind a refused one wait
-    /// until it has taken the NACK.
+    /// The verdict on a packet. If it is refused and `range` names its operation, the later packets
+    /// of that operation are refused too. Guessing keys is slow: packets behind a refused one wait
+    /// until the peer has processed the NACK.
     #[inline]
     fn verdict(
         &mut self,
@@ -568,8 +569,8 @@ impl Responder<'_> {
         Verdict::Refuse(reason)
     }
 
-    /// The slot of the endpoint that a one-sided operation is for, if it has the capabilities and
-    /// the peer has credit for the remote CQ data.
+    /// Slot of the target endpoint of a one-sided operation, if the endpoint has the capabilities
+    /// and the peer has credit for the remote CQ data.
     #[inline]
     fn remote_ep(
         &mut self,
@@ -597,9 +598,10 @@ impl Responder<'_> {
         Ok(e)
     }
 
-    /// Counts an access in the counters of region `m`, of reads and of writes: a fetching atomic
-    /// that changes it in both, and once where they are one. (fi_mr(3), "fi_mr_bind"; an endpoint's
-    /// counter of writes counts base atomics alone, fi_endpoint(3), "fi_ep_bind".)
+    /// Counts an access in the counters of region `m`, one for reads and one for writes: a fetching
+    /// atomic that changes the region in both, but only once if both are one counter. (fi_mr(3),
+    /// "fi_mr_bind"; an endpoint's counter of writes counts only base atomics, fi_endpoint(3),
+    /// "fi_ep_bind".)
     #[inline]
     pub(super) fn count_access(&mut self, m: MrIdx, (reads, writes): (bool, bool), done: Done) {
         let mr = &self.mrs[m];
@@ -611,7 +613,7 @@ impl Responder<'_> {
         }
     }
 
-    /// Takes a READ: a peer asks for bytes of a region.
+    /// Executes a READ: a peer requests bytes of a region.
     pub(crate) fn on_read(&mut self, p: PeerIdx, op: &ReadOp) -> Verdict {
         let done = self.do_read(p, op);
         self.verdict(p, None, done)
@@ -647,13 +649,13 @@ impl Responder<'_> {
         Ok(())
     }
 
-    /// Operation `number` of peer `p`.
+    /// Identifies operation `number` of peer `p`.
     #[inline]
     fn accessor(&self, p: PeerIdx, number: AccessNumber) -> Accessor {
         Accessor { peer: p, sid: self.objects.peers[p].sid, number }
     }
 
-    /// What the counters of endpoint `e` and of region `mr` hear of a READ.
+    /// The counters of endpoint `e` and of region `mr` that count a READ.
     fn counts_of_read(&self, op: &ReadOp, e: EpIdx, mr: MrIdx) -> ReadCounts {
         let Objects { eps, cntrs, .. } = &self.objects;
         let mut counts = ReadCounts::empty();
@@ -664,7 +666,7 @@ impl Responder<'_> {
         counts
     }
 
-    /// Answers a READ by one RESP, with the bytes that are at `at` of region `mr` now.
+    /// Answers a READ by one RESP, with the present bytes of region `mr` at `at`.
     fn answer_read(
         &mut self,
         (p, of): (PeerIdx, Accessor),
@@ -686,8 +688,8 @@ impl Responder<'_> {
         Ok(())
     }
 
-    /// Whether another response to `p` has a record, besides those that answers of this burst may
-    /// need.
+    /// Checks that another response to `p` has a record, besides the records that answers of this
+    /// burst may need.
     pub(super) fn response_room(&self, p: PeerIdx) -> Result<(), NackReason> {
         let is_free = self.responses.free_count() > self.target.held();
         let room = self.objects.peers[p].responses < RESPONSES_MAX && is_free;
@@ -707,7 +709,7 @@ impl Objects<'_> {
     }
 
     /// Writes a completion with remote CQ data for endpoint `e`. Without room in the queue it
-    /// waits, in the unexpected block that its sender had credit for.
+    /// waits, in the unexpected block that the sender's credit has reserved.
     fn complete_remote_cq_data(&mut self, p: PeerIdx, e: EpIdx, src_ep: u16, cqe: Cqe) {
         let peer = &mut self.peers[p];
         peer.consumed = peer.consumed.wrapping_add(1);
@@ -746,7 +748,7 @@ impl Objects<'_> {
         }
     }
 
-    /// Discards completions that wait for endpoint `e`, which is being closed.
+    /// Discards waiting completions of endpoint `e`, which is being closed.
     pub(crate) fn drop_late(&mut self, e: EpIdx) {
         let cq = self.eps[e].rx_cq;
         if cq == CqIdx::NONE {
@@ -763,7 +765,7 @@ impl Objects<'_> {
     }
 }
 
-/// Whether the operation changes what it is applied to.
+/// Whether the operation changes its target.
 #[inline]
 pub(super) fn changes(what: atomic::AtomicOp) -> bool {
     what != atomic::AtomicOp::Read

@@ -19,27 +19,27 @@ use crate::rel::sent::{BodyRef, ReadCounts};
 use crate::types::Instant;
 use crate::wire::{self, AtomicOp, DataOp, NackReason, ReadOp, RemoteRange, RespOp, Ty, WriteOp};
 
-/// Answers that may wait for the end of a burst; more become a [`Response`].
+/// Maximum answers that wait for the end of a burst; further ones become a [`Response`].
 pub(super) const ANSWERS_AT_ONCE: usize = 128;
 
-/// Atomic packets without an answer, of one initiator to one target.
+/// Maximum atomic packets without an answer, from one initiator to one target.
 pub(crate) const ANSWERS_MAX: usize = 64;
 
 const _: () = assert!(ANSWERS_MAX <= u8::MAX as usize, "a peer's record counts them in a byte");
 
-/// Reads with bytes outstanding, of one initiator from one target.
+/// Maximum reads with bytes outstanding, from one initiator to one target.
 const READS_MAX: u8 = 32;
 
-/// Most operand bytes of an atomic packet, so that its answer fits the same memory.
+/// Maximum operand bytes of an atomic packet, so that its answer fits the same memory.
 const ATOMIC_LEN_MAX: usize = 4096;
 
-/// Responses that a node with so many peers has room for.
+/// Number of responses that a node with `peers` peers has room for.
 pub(super) fn response_slots(peers: usize) -> usize {
     (peers * ANSWERS_MAX).clamp(2 * ANSWERS_AT_ONCE, 1 << 16)
 }
 
 impl Rma {
-    /// The rest of the remote range that the next packet starts in.
+    /// The rest of the remote range in which the next packet starts.
     fn next_range(&mut self) -> RmaIov {
         let list = self.iov.as_slice();
         while self.at < list.len() && self.done == list[self.at].len {
@@ -49,7 +49,7 @@ impl Rma {
         RmaIov { addr: range.addr, len: range.len - self.done, key: range.key }
     }
 
-    /// Bytes that the next READ may ask for: one READ has one range.
+    /// Maximum bytes of the next READ: one READ has one range.
     pub(crate) fn read_room(&self) -> u64 {
         let mut done = self.done;
         for range in &self.iov.as_slice()[self.at..] {
@@ -61,7 +61,7 @@ impl Rma {
         0
     }
 
-    /// Lays the operands and compare values out packet by packet, if there will be several packets.
+    /// Lays out the operands and compare values packet by packet, if there will be several packets.
     fn lay_out_operands(&mut self, total: usize, seg: u64) {
         let list = self.iov;
         let RmaKind::Atomic(a) = &mut self.kind else { return };
@@ -85,9 +85,9 @@ impl Rma {
         a.operands = laid;
     }
 
-    /// Elements of a packet: both the first, with `room` bytes of payload, and its answer have room
-    /// for them. The operands are laid out accordingly, so later packets have as many, although the
-    /// session's frames may have become longer.
+    /// Elements per packet: both the first packet, with `room` bytes of payload, and its answer
+    /// have room for them. The operands are laid out accordingly, so later packets have as many,
+    /// even if the session's frames have become longer.
     fn atomic_segment(&mut self, wr: &TxWr, room: usize) -> u64 {
         let again = planted(Bug::OperandsLaidOutTwice) && wr.sent == 0;
         let RmaKind::Atomic(a) = &mut self.kind else { return 1 };
@@ -109,15 +109,15 @@ impl TxWrs {
     /// Assigns the sequence number of an operation whose first packet is about to be sent.
     fn number_rma(&mut self, peer: &Peer, w: TxIdx) -> u16 {
         if self[w].sent == 0 {
-            // If the packet is not sent the number is used again.
+            // If the packet is not sent, the number is used again.
             let seq = peer.rma_seq;
             self.rma_mut(w).seq = seq;
         }
         self.rma_of(w).seq
     }
 
-    /// Writes the header of the next READ of read `idx`. Returns its length, and how far into its
-    /// range it reaches.
+    /// Writes the header of the next READ of read `idx`. Returns the header's length, and the
+    /// position in its range up to which it reads.
     pub(super) fn emit_read(&mut self, pulls: &Pulls, idx: PullIdx, out: &mut [u8]) -> usize {
         let pull = &pulls[idx];
         let (w, offset, len) = (pull.wr, pull.asked, pull.asking);
@@ -205,7 +205,7 @@ impl Node {
             return Step::Wait;
         }
         if self.pulls.records.free_count() == 0 {
-            // Pulls that a peer does not finish, and reads that were given up, hold the records.
+            // Pulls that a peer does not finish, and abandoned reads, hold the records.
             self.port.blocked = true;
             return Step::Full;
         }
@@ -346,7 +346,7 @@ impl Operations<'_> {
         }
         self.rma_sent(p, w, n, last && !fetch);
         if fetch && last {
-            // It waits for its answers; the last one completes it.
+            // The operation waits for its answers; the last answer completes it.
             self.tx[w].flags.remove(WrFlags::IN_SEND_Q);
             self.objects.peers[p].send_q.remove(self.tx, w);
         }
@@ -373,7 +373,7 @@ impl Responder<'_> {
                 resp_q.push_back(self.responses, j);
             }
         } else if !lossless && matches!(body, BodyRef::Response { .. }) {
-            // Kept until acknowledged, so that a repeated answer is the first one.
+            // Kept until acknowledged: a repeated answer is the first answer again.
             self.objects.peers[p].resp_q.remove(self.responses, j);
             self.responses[j].queued = false;
         } else {
@@ -392,7 +392,7 @@ impl Responder<'_> {
         self.objects.due.make_ready(self.objects.peers, p);
     }
 
-    /// A read can no longer be answered: its region was closed.
+    /// Fails a read that can no longer be answered, since its region was closed.
     pub(crate) fn fail_response(&mut self, j: ResponseIdx, reason: NackReason) {
         let response = &mut self.responses[j];
         if let ResponseKind::Read { mr, left, .. } = response.kind {
@@ -427,7 +427,7 @@ impl Responder<'_> {
         }
     }
 
-    /// Frees what a record without a request refers to.
+    /// Frees the state of a packet record without a request.
     pub(crate) fn drop_body(&mut self, body: BodyRef) {
         match body {
             BodyRef::Mr { mr, .. } => self.mrs[mr].readers -= 1,
@@ -436,8 +436,8 @@ impl Responder<'_> {
         }
     }
 
-    /// Endpoint `e` is closed: what is still read through it does not count for the next one in its
-    /// slot.
+    /// Stops counting reads through closed endpoint `e`, so that they do not count for the next
+    /// endpoint in its slot.
     pub(super) fn stop_counting_reads(&mut self, e: EpIdx) {
         let forget = |ep: &mut EpIdx| {
             if *ep == e {
@@ -456,7 +456,8 @@ impl Responder<'_> {
         }
     }
 
-    /// The peer has received bytes of a region: counts them, and the read if they were its last.
+    /// Notes that the peer has received bytes of a region: counts them, and the read if they were
+    /// its last.
     pub(crate) fn region_read(&mut self, body: BodyRef) {
         let BodyRef::Mr { mr, ep, len, counts, .. } = body else { return };
         if counts.is_empty() {

@@ -1,8 +1,8 @@
-//! Segments of one request, sent back to back: those of a long eager message (MSGM) and of pulled
+//! Segments of one request, sent back to back: segments of a long eager message (MSGM) or of pulled
 //! data (DATA).
 //!
-//! Each leaves as [`send_numbered`](Sending::send_numbered) would send it, but what all segments
-//! share is looked up and written once.
+//! Each leaves as [`send_numbered`](Sending::send_numbered) would send it, but the fields that all
+//! segments share are looked up and written once.
 
 use barewire_driver::frame::TxFrame;
 use barewire_driver::port::Tx;
@@ -14,7 +14,7 @@ use crate::rel::sent::{BodyRef, RELIABLE_OP_MAX, Sent};
 use crate::types::Instant;
 use crate::wire::{self, BASE_LEN, TRAILER_LEN, Ty};
 
-/// What the packets of a request's next segments have in common.
+/// The common part of the packets of a request's next segments.
 pub(super) struct Segments {
     pub(super) ty: Ty,
     /// The operation header. The segment's offset in the request's memory is filled in at
@@ -67,7 +67,7 @@ impl Sending<'_> {
             let (fixed, op) = head.split_first_chunk_mut().expect("a head holds a base");
             base.emit(fixed);
             segments.put_offset(op, offset);
-            // The line arrives while the frame is written.
+            // Prefetched while the frame is written.
             self.sent.prefetch_free();
             let memory = (&self.tx.inject[w.at()], &self.tx.bufs[w.at()]);
             let body = wr.body(memory, offset as usize, len as usize);
@@ -77,7 +77,7 @@ impl Sending<'_> {
             let frame = TxFrame { head, body, tail };
             let frame_len = (frame.len() + peer.path.tag_len()) as u64;
             if out.send(&frame) != Tx::Sent {
-                // No route: the peer may come back; T_dead decides.
+                // No route: the peer may return; T_dead decides.
                 self.port.blocked = true;
                 return Step::Full;
             }
@@ -102,7 +102,7 @@ impl Sending<'_> {
         Step::Sent
     }
 
-    /// Sends the next segment alone, to this node itself.
+    /// Sends the next single segment to this node itself.
     #[cold]
     fn send_segment_to_self(
         &mut self,
