@@ -1,49 +1,49 @@
-//! Which stations the frames claim to be from that were refused for their seal: the heaviest few,
-//! in memory that does not grow. Any sender can claim any address, and many of them, so counts are
-//! kept as Space-Saving does (Metwally, Agrawal, El Abbadi 2005): a station that is not listed
-//! takes the place, and the count, of the one that was refused least. So every station is listed
-//! whose frames are more than one in [`CLAIMS_MAX`] of all that were refused.
+//! Source addresses of frames that were refused for their seal: the most frequent ones, in bounded
+//! memory. Any sender can forge any address, and many of them, so counts are kept by the
+//! Space-Saving algorithm (Metwally, Agrawal, El Abbadi 2005): a station that is not listed takes
+//! the place, and the count, of the listed station with the lowest count. So every station is
+//! listed whose frames are more than one in [`CLAIMS_MAX`] of all refused frames.
 
 use barewire_driver::port::Station;
 
 use super::{NodeCounters, Observed};
 
-/// Stations that are listed.
+/// Number of stations that are listed.
 pub const CLAIMS_MAX: usize = 8;
 
 /// Why a frame was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SealFault {
-    /// Its tag, or the handshake's message, is not right.
+    /// The tag, or the handshake message, is wrong.
     Forged,
-    /// It is not sealed.
+    /// The frame is not sealed.
     Clear,
-    /// It came before, or too late to tell.
+    /// The frame is a duplicate, or too old to check.
     Replayed,
-    /// Its certificate is refused, or not verified because too many were.
+    /// The certificate is refused, or was not verified because too many were.
     Certificate,
 }
 
-/// Frames refused that claim to be from one station.
+/// Refused frames with one source address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
-    /// The station that they name as their source.
+    /// The source address of the frames.
     pub station: Station,
     /// Frames by cause: forged, not sealed, replayed, with a certificate that is refused or, beyond
     /// the limit, not verified. Since the station was listed.
     pub counts: [u64; 4],
-    /// So many frames of others were counted in its place before.
+    /// Frames of other stations that were counted in this place before.
     pub others: u64,
 }
 
 impl Claim {
-    /// Most frames that can have been of it.
+    /// Upper bound of the refused frames with this source address.
     pub fn most(&self) -> u64 {
         self.counts.iter().sum::<u64>() + self.others
     }
 }
 
-/// See the module.
+/// The list of refused source addresses.
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
     listed: Vec<Claim>,
@@ -56,7 +56,7 @@ impl Claims {
         self.listed[at].counts[fault as usize] += 1;
     }
 
-    /// Lists a station.
+    /// Lists a station, and returns its index.
     fn place(&mut self, station: Station) -> usize {
         let new = |others| Claim { station, counts: [0; 4], others };
         if self.listed.len() < CLAIMS_MAX {
@@ -70,7 +70,7 @@ impl Claims {
 }
 
 impl Observed {
-    /// Counts a frame that claims to be from `station` and was refused for its seal.
+    /// Counts a frame with source address `station` that was refused for its seal.
     #[cold]
     pub(super) fn note_claim(
         &mut self,
@@ -83,13 +83,13 @@ impl Observed {
             SealFault::Forged => counters.rx_forged += 1,
             SealFault::Clear => counters.rx_clear += 1,
             SealFault::Replayed => counters.rx_replayed += 1,
-            // By its own cause.
+            // Counted by its own cause.
             SealFault::Certificate => {}
         }
     }
 
-    /// Stations that refused frames claim to be from, at most [`CLAIMS_MAX`], in no order. An
-    /// address is what a frame says: anybody can have sent it.
+    /// Source addresses of refused frames, at most [`CLAIMS_MAX`], in no order. A source address
+    /// proves nothing: any station can have sent the frame.
     pub fn claims(&self) -> &[Claim] {
         &self.claims.listed
     }

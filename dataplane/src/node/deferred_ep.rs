@@ -1,11 +1,11 @@
-//! Deferred endpoints: the endpoint through which deferred work is posted. Its operations look like
-//! its endpoint's to every peer, but complete only on demand and are counted by one counter of its
-//! own.
+//! Deferred endpoints: endpoint records through which deferred work is posted. To peers their
+//! operations are operations of the endpoint, but they complete only on demand and are counted by
+//! one counter of the deferred endpoint.
 //!
 //! A deferred endpoint is an endpoint record that no message names. It has the number, the queues
-//! and the address vector of its endpoint. Receives posted through it stand in the endpoint's
-//! matching tables, in order with all others, but belong to it. It ends with its endpoint, or
-//! earlier, when it is idle and its counter is closed.
+//! and the address vector of its endpoint. Receives posted through it are in the endpoint's
+//! matching tables, in order with all others, but belong to the deferred endpoint. It ends with its
+//! endpoint, or earlier, when it is idle and its counter is closed.
 //!
 //! A shared receive context has deferred endpoints as well. Once matched, their receives belong to
 //! a deferred endpoint, with the same counter, of the endpoint that the message was for.
@@ -51,7 +51,7 @@ impl Receiving<'_> {
             return Err(Error::Again);
         }
         deferred.rx_used += 1;
-        // The fast path takes simple receives for the endpoint's own, so this one must not be
+        // The fast path treats simple receives as the endpoint's own, so this one must not be
         // simple.
         let mut wr = recv_wr(t, true, false, &req);
         wr.is -= RecvFlags::SIMPLE;
@@ -111,7 +111,7 @@ impl Objects<'_> {
             buffered_recv: false,
             ..EpAttr::default()
         };
-        // A context has no address vector: its endpoints have, which come and go.
+        // A context has no lasting address vector: it has that of its present endpoints.
         let av = if e.sharers.is_some() { AvIdx::NONE } else { e.av };
         let (number, queues) = (e.number, (e.tx_cq, e.rx_cq));
         let deferred = self.eps.record(attr, number)?;
@@ -142,7 +142,8 @@ impl Objects<'_> {
     /// shared context the entry goes to an endpoint that shares it, if there is one.
     ///
     /// # Errors
-    /// [`Error::Again`]: the queue is full; nothing was told. [`Error::BadFd`]: it was closed.
+    /// [`Error::Again`]: the queue is full; nothing was reported. [`Error::BadFd`]: the endpoint
+    /// was closed.
     pub fn fail_unposted(&mut self, ep: EpId, context: u64, recv: bool, err: Error) -> Result<()> {
         let e = self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
         let (mut cq, cntr) = if recv { (e.rx_cq, e.rx_cntr) } else { (e.tx_cq, e.tx_cntr) };

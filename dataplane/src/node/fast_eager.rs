@@ -1,4 +1,4 @@
-//! The fast path of eager messages: nearly every message takes it.
+//! The fast path of eager messages, which nearly every message takes.
 //!
 //! A message leaves in the call that posts it if nothing is queued before it. A received message is
 //! placed at once if it is next in order and its receive is posted and large enough. Both functions
@@ -38,7 +38,7 @@ use crate::wire::{
     self, BASE_LEN, EagerMsg, EagerTaggedView, FrameHead, HeadOut, IMM_LEN, MsgOp, Ty,
 };
 
-/// Flags that make no difference to an operation that leaves in the call that posts it.
+/// Flags that are ignored for an operation that leaves in the call that posts it.
 pub(super) const FAST_FLAGS: OpFlags = OpFlags::MORE
     .union(OpFlags::COMPLETION)
     .union(OpFlags::INJECT)
@@ -53,18 +53,18 @@ const SEND_FLAGS: OpFlags = FAST_FLAGS.union(OpFlags::REMOTE_CQ_DATA);
 const SEND_FLAGS_LOSSY: OpFlags =
     SEND_FLAGS.difference(OpFlags::MORE).union(OpFlags::DELIVERY_COMPLETE);
 
-/// `try_send_cached` charges one credit without asking for the length.
+/// `try_send_cached` charges one credit without checking the length.
 const _: () = assert!(SHORT - EagerMsg::LEN <= UNIT);
 
-/// What a send that leaves in the call that posts it may be.
+/// Variants of the fast path of sends.
 trait EagerSend {
-    /// The path may lose the frame: it is kept until it is acknowledged.
+    /// The path may lose the frame, which is kept until it is acknowledged.
     const LOSSY: bool = false;
     /// The limits of [`Node::try_send_inline`].
     const INLINE: bool = false;
     /// The limits of [`Node::try_send_cached`].
     const CACHED: bool = false;
-    /// Flags that it may carry.
+    /// Permitted flags.
     const FLAGS: OpFlags;
 }
 
@@ -98,8 +98,8 @@ impl EagerSend for Cached {
 }
 
 impl Node {
-    /// Whether the port is lossless: every frame that it takes arrives, so nothing is retransmitted
-    /// or timed.
+    /// Whether the port is lossless: every frame that it accepts arrives, so nothing is
+    /// retransmitted and no timer runs for it.
     #[inline]
     pub fn is_lossless(&self) -> bool {
         self.port.lossless
@@ -133,21 +133,21 @@ impl Node {
         !self.has_due() && !self.has_answers()
     }
 
-    /// Whether a timer is armed, or something else is to be looked at by time.
+    /// Whether a timer is armed, or something else depends on time.
     #[inline(always)]
     pub fn has_timers(&self) -> bool {
         !self.wheel.is_empty() || self.coll.has_calls_on_boards()
     }
 
-    /// Whether [`transmit`](Self::transmit) would do nothing at `now`, not even for a timer. This
-    /// turn has [noted](super::Turn::tick) `now`.
+    /// Whether [`transmit`](Self::transmit) would do nothing at `now`, timers included. This turn
+    /// has [noted](super::Turn::tick) `now`.
     #[inline(always)]
     pub fn passes(&mut self, now: Instant) -> bool {
         let by_time = self.wheel.passes(now);
         by_time && ((self.due.todo - Todo::KEEP).is_empty() || self.passes_todo(now))
     }
 
-    /// The rest of [`passes`](Self::passes) once some bit of `todo` is set.
+    /// The slow part of [`passes`](Self::passes), for a `todo` word with a bit set.
     #[inline(always)]
     fn passes_todo(&mut self, now: Instant) -> bool {
         if self.due.todo.intersects(Todo::SEND | Todo::ANSWER | Todo::COLL | Todo::ROOM) {
@@ -177,12 +177,13 @@ impl Node {
 
     /// Posts a message and sends it in the same call: [`post_send`](Self::post_send) and
     /// [`transmit`](Self::transmit) in one. Only if nothing is queued before it and the endpoint,
-    /// the flags and the length are those of the fast path. True: it was sent, and on a lossy path
-    /// the request's memory was taken. False: nothing has happened; call `post_send`, which also
-    /// says what is wrong with the request.
+    /// the flags and the length suit the fast path. True: it was sent, and on a lossy path the
+    /// request's memory was taken. False: nothing has changed; call `post_send`, which also returns
+    /// the error of an invalid request.
     ///
     /// `clock` is read before the message leaves on a lossy path, where its round trip is measured;
-    /// on a lossless one after it has left, and only if the peer's silence counts from then on.
+    /// on a lossless path after the message has left, and only if the peer's silence counts from
+    /// then on.
     #[inline]
     pub fn try_send(
         &mut self,
@@ -233,9 +234,9 @@ impl Node {
         self.send_eager::<Cached>(ep, req, out, clock).is_some()
     }
 
-    /// The body of all entries. Returns the request that keeps the message ([`EagerSend::LOSSY`]),
-    /// whose memory the caller still has to put there, or [`TxIdx::NONE`]. `None`: nothing has
-    /// happened.
+    /// The body of all variants. Returns the request that keeps the message ([`EagerSend::LOSSY`]),
+    /// in which the caller has to store the memory, or [`TxIdx::NONE`]. `None`: nothing has
+    /// changed.
     #[inline(always)]
     fn send_eager<S: EagerSend>(
         &mut self,
@@ -271,11 +272,11 @@ impl Node {
         let ar =
             uses_up || S::LOSSY && self.acks.requests_ar(self.turn.polled_at, &peer.snd, 0, true);
         debug_assert!(ep.route.inc == 0 || ep.route.inc == peer.inc);
-        // Before it leaves: a round trip includes the kernel's part of it, and a kernel port may
-        // have delivered the frame when the call returns.
+        // Read before the frame leaves: a round trip includes the kernel's part of it, and a kernel
+        // port may have delivered the frame when the call returns.
         let left_at = if S::LOSSY { clock() } else { Instant(0) };
         let msg = EagerFrame { peer, src: &self.port.addr, ep, ar, req };
-        // The receiver has the message from here on; the bookkeeping overlaps with its work.
+        // The receiver has the message from here on; the accounting overlaps with its work.
         let sent = match S::LOSSY && msg.peer.path.has_crc() {
             true => out.send_msg(&Checked::of(&msg)),
             false => out.send_msg(&msg),
@@ -305,10 +306,9 @@ impl Node {
         Some(TxIdx::NONE)
     }
 
-    /// Numbers the first packet of a flight, which has just left. The peer's silence counts from
-    /// now.
+    /// Starts to count the peer's silence at `now`: the first packet of a flight has just left.
     ///
-    /// An armed timer need not be set anew: on a lossless path deadlines only move later.
+    /// An armed timer need not be set again: on a lossless path deadlines only move later.
     pub(super) fn wait_from(&mut self, now: Instant, p: PeerIdx) {
         self.turn.tick(now);
         self.peers[p].begin_to_wait(now);
@@ -320,8 +320,8 @@ impl Node {
         }
     }
 
-    /// Makes the records of a message that has just left, so that it can be retransmitted. Returns
-    /// its request.
+    /// Creates the records of a message that has just left, for its retransmission. Returns its
+    /// request.
     #[inline(always)]
     fn record_sent(
         &mut self,
@@ -353,7 +353,7 @@ impl Node {
         peer.number_and_keep(now, &mut self.sent, record);
         self.acks.note_sent(&mut self.due.todo, p, peer, ar);
         if first {
-            // Usually the timer of an earlier packet fires in time.
+            // Usually the timer of an earlier packet expires early enough.
             let timer_at = peer.timer_at;
             let patience =
                 || self.peers[p].patience(self.port.rto_floor_ns).min(self.settings.t_dead_ns / 10);
@@ -367,7 +367,7 @@ impl Node {
         w
     }
 
-    /// Takes any frame on a lossy port.
+    /// Processes any frame on a lossy port.
     #[inline(always)]
     pub(super) fn on_frame_lossy(&mut self, now: Instant, frame: &RxFrame<'_>) {
         if self.port.far.is_sealed() {
@@ -379,7 +379,7 @@ impl Node {
         self.on_frame_far(now, frame);
     }
 
-    /// Takes a frame on a lossy port as it was before it was sealed, if it was.
+    /// Processes a frame on a lossy port; a sealed frame has been opened.
     #[inline(never)]
     pub(super) fn on_frame_far(&mut self, now: Instant, frame: &RxFrame<'_>) {
         let crc = self.port.far.has_crc();
@@ -392,9 +392,10 @@ impl Node {
         }
     }
 
-    /// Takes a frame that holds a whole message, if that is next in order and its receive is
-    /// posted. False otherwise: nothing has happened, but for an acknowledgement and credit that
-    /// are noted on a lossless path, as they are true whatever becomes of the message.
+    /// Processes a frame that holds a whole message, if the message is next in order and its
+    /// receive is posted. False otherwise: nothing has changed, except an acknowledgement and
+    /// credit that are noted on a lossless path, as these are valid whatever happens to the
+    /// message.
     #[inline(always)]
     pub(super) fn rx_eager<const LOSSY: bool>(
         &mut self,
@@ -462,9 +463,10 @@ impl Node {
         true
     }
 
-    /// As [`rx_eager`](Self::rx_eager) on a lossless path, for the commonest frame
-    /// ([`EagerTaggedView`]), if it makes us owe its sender neither an acknowledgement nor credit.
-    /// Each field is read from the frame where it is used, so that none occupies a register.
+    /// [`rx_eager`](Self::rx_eager) on a lossless path, for the most frequent frame
+    /// ([`EagerTaggedView`]), if neither an acknowledgement nor a credit grant to its sender
+    /// becomes due. Each field is read from the frame where it is used, so that none occupies a
+    /// register.
     #[inline(always)]
     pub(super) fn rx_eager_tagged(&mut self, frame: RxFrame<'_>, reader: impl Reader) -> bool {
         let Some(msg) = EagerTaggedView::of(&frame) else { return cold(false) };
@@ -499,7 +501,8 @@ impl Node {
         true
     }
 
-    /// Grants the sender new credit and acknowledges, as far as this message made them due.
+    /// Grants the sender new credit and sends an acknowledgement, as far as this message made them
+    /// due.
     #[cold]
     fn after_eager(&mut self, p: PeerIdx, ack: bool) {
         self.blocks.regrant(&mut self.peers, &mut self.due, p);
@@ -513,16 +516,16 @@ impl Node {
 impl Objects<'_> {
     /// Posts a receive: [`post_recv`](Node::post_recv) for the common case. The receive has one
     /// span, takes one message from any source, ignores no bit of the tag and writes a completion,
-    /// and no unexpected message waits. False: nothing has happened; call `post_recv`, which also
-    /// says what is wrong. Where this is inlined no request is built.
+    /// and no unexpected message waits. False: nothing has changed; call `post_recv`, which also
+    /// returns the error of an invalid request. Where this is inlined no request is built.
     #[inline(always)]
     pub fn try_post_recv(&mut self, ep: EpId, req: &RecvReq) -> bool {
         self.post_recv_fast::<true>(ep, req)
     }
 
-    /// As [`try_post_recv`](Self::try_post_recv), and false also if the endpoint has no room
-    /// reserved. Where this is inlined it makes no call. The generation of `ep` is NOT checked, as
-    /// in [`try_send_inline`](Node::try_send_inline).
+    /// As [`try_post_recv`](Self::try_post_recv), and false also if the endpoint has no reserved
+    /// room. Where this is inlined it makes no call. The generation of `ep` is NOT checked, as in
+    /// [`try_send_inline`](Node::try_send_inline).
     #[inline(always)]
     pub fn try_post_recv_reserved(&mut self, ep: EpId, req: &RecvReq) -> bool {
         self.post_recv_fast::<false>(ep, req)
@@ -554,7 +557,7 @@ impl Objects<'_> {
 }
 
 /// A whole message in a received frame. Each field is read where it is used, so that none occupies
-/// a register before.
+/// a register earlier.
 pub(super) trait WholeEager {
     /// The sending endpoint.
     fn src_ep(&self) -> u16;
@@ -600,7 +603,7 @@ impl WholeEager for EagerTaggedView<'_, '_> {
     }
 }
 
-/// A message whose header was decoded: that of a MSG, or one of a PACK.
+/// A message with a decoded header: of a MSG, or of one record of a PACK.
 pub(super) struct WholeMsg<'a> {
     pub(super) op: &'a MsgOp,
     pub(super) offset: usize,
@@ -640,8 +643,8 @@ impl WholeEager for WholeMsg<'_> {
 }
 
 /// Copies a message of peer `p` into the first posted receive of `ep` that it matches, and writes
-/// the completion. False, and nothing has happened: no receive is posted that is simple and as long
-/// as the message, or `accept` declines the frame.
+/// the completion. False, and nothing has changed, if no posted receive is simple and as long as
+/// the message, or if `accept` declines the frame.
 #[inline(always)]
 pub(super) fn place_eager(
     (ep, posted, (avs, cqs)): (&mut Ep, &mut Receives, (&Avs, &mut Cqs)),
@@ -672,8 +675,8 @@ pub(super) fn place_eager(
 }
 
 /// The queue for the completion of an operation with a reserved place in `cq`, one of `used`.
-/// `None`: `reader` takes it, since it reads that queue, and one more place may be `reserved` in
-/// advance, which this one becomes.
+/// `None`: `reader` takes the completion, since it reads that queue; the place then becomes one
+/// more that is `reserved` in advance, if the endpoint may have one.
 #[inline(always)]
 pub(super) fn queue_of_reserved<'a>(
     cqs: &'a mut Cqs,
@@ -690,7 +693,8 @@ pub(super) fn queue_of_reserved<'a>(
     Some(&mut cqs.at_mut(cq).expect("what was posted has a queue").cq)
 }
 
-/// The completion of a receive with the message from `src`. Most of it is read when it is written.
+/// The completion of a receive with the message from `src`. Most fields are read when the
+/// completion is written.
 #[inline(always)]
 fn received_cqe(posted: &Posted<RecvWr>, msg: &impl WholeEager, src: FiAddr) -> Cqe {
     let mut flags = CqFlags::RECV | if msg.tagged() { CqFlags::TAGGED } else { CqFlags::MSG };
@@ -716,7 +720,7 @@ fn one_max(flags: OpFlags, eager_one: usize) -> usize {
     if flags.contains(OpFlags::INJECT) { Node::INJECT_SIZE } else { eager_one }
 }
 
-/// The request of a message that has left and is kept, and its place in the endpoint and its queue.
+/// The request of a message that has left and is kept. It counts in the endpoint and its queue.
 #[inline(always)]
 fn kept_wr((ep, e): (&mut Ep, EpIdx), cq: &mut Cq, peer: &Peer, req: &SendReq) -> TxWr {
     cq.reserve_free();
@@ -735,7 +739,7 @@ fn kept_wr((ep, e): (&mut Ep, EpIdx), cq: &mut Cq, peer: &Peer, req: &SendReq) -
 }
 
 impl Peer {
-    /// A message that takes this credit has left, and an acknowledgement with it.
+    /// Accounts for a message that has left with `credit`, and for the acknowledgement in it.
     #[inline(always)]
     fn charge(&mut self, credit: u32) {
         self.credit_used = self.credit_used.wrapping_add(credit);
@@ -743,13 +747,14 @@ impl Peer {
         self.carried_ack_in_order();
     }
 
-    /// The credit that a message of `len` bytes takes, if the session takes it now.
+    /// The credit that a message of `len` bytes costs, if the session admits it now.
     #[inline(always)]
     fn admit_eager<S: EagerSend>(&mut self, now: Instant, len: usize) -> Option<u32> {
         if self.path.is_lossless() == S::LOSSY && (S::LOSSY || !planted(Bug::FarUnkept)) {
             return cold(None);
         }
-        // The send that uses up the quota refreshes it and asks for an acknowledgement: not here.
+        // Left to the slow path: the send that uses up the quota refreshes it and requests an
+        // acknowledgement.
         if S::INLINE && self.tx_quota <= 1 {
             return cold(None);
         }
@@ -761,8 +766,8 @@ impl Peer {
 }
 
 impl Ep {
-    /// Whether the endpoint may send this now, by a route that is cached then, and whether that
-    /// writes a completion.
+    /// Checks whether the endpoint may send this now, and caches the route. Returns whether the
+    /// send writes a completion.
     #[inline(always)]
     fn admit_eager<S: EagerSend>(&mut self, net: (&Avs, &Peers), req: &SendReq) -> Option<bool> {
         let tagged = req.kind == MsgKind::Tagged;
@@ -790,7 +795,7 @@ impl Ep {
             }
         }
         if !S::FLAGS.contains(req.flags)
-            // So short that the port writes it without a call.
+            // Short enough for the port to write it without a call.
             || S::CACHED && req.buf.len() > SHORT - EagerMsg::LEN
             || S::LOSSY && self.tx_used >= self.tx_size
         {
@@ -799,7 +804,7 @@ impl Ep {
         Some(completes)
     }
 
-    /// Counts a message that has left for good, and writes its completion if it has one.
+    /// Counts a message that has left and is not kept, and writes its completion if it has one.
     #[inline(always)]
     fn count_sent<S: EagerSend>(&mut self, cq: &mut Cq, req: &SendReq, completes: bool) {
         self.counters.sent += 1;
@@ -815,8 +820,8 @@ impl Ep {
     }
 
     /// Looks up the route to `dest` and caches it. False if the address is not in the vector, if it
-    /// names a receive context, which the fast path does not support, or if it names a life of the
-    /// peer other than the current one.
+    /// names a receive context, which the fast path does not support, or if it names another
+    /// incarnation of the peer than the current one.
     #[cold]
     #[inline(never)]
     pub(super) fn find_route(&mut self, (avs, peers): (&Avs, &Peers), dest: FiAddr) -> bool {
@@ -827,7 +832,8 @@ impl Ep {
         if inc != 0 && peer.is_none_or(|peer| peer.inc != inc) {
             return false;
         }
-        // What a path may lose does not leave by the fast entries: they need not look further.
+        // Messages that a path may lose do not use the cached entries, which need no further check
+        // then.
         let lossless = peer.is_some_and(|peer| peer.path.is_lossless() || planted(Bug::FarUnkept));
         let fast = self.fast_send.map(|fast| fast && lossless);
         let fast_dest = fast.map(|fast| if fast { dest } else { FI_ADDR_UNSPEC });
@@ -837,8 +843,8 @@ impl Ep {
     }
 
     /// Caches the route to `dest` for `try_send_inline`. False if the endpoint may not send, if a
-    /// counter counts its sends, or if the call writes its completion only on demand and did not
-    /// ask for it (`asked`).
+    /// counter counts its sends, or if the call writes a completion only on demand and did not
+    /// demand it (`asked`).
     #[cold]
     #[inline(never)]
     fn find_inline_route(
@@ -857,14 +863,14 @@ impl Ep {
 }
 
 /// A message about to be sent. Its fields are read when they are written to the frame, so that none
-/// occupies a register before.
+/// occupies a register earlier.
 struct EagerFrame<'a> {
     peer: &'a Peer,
-    /// This node, as [`Station::word`](barewire_driver::port::Station::word) has it.
+    /// This node's address, as [`Station::word`](barewire_driver::port::Station::word) returns it.
     src: &'a u64,
     /// The sending endpoint, which caches the route.
     ep: &'a Ep,
-    /// It asks for an acknowledgement.
+    /// The packet requests an acknowledgement.
     ar: bool,
     req: &'a SendReq,
 }
@@ -972,11 +978,11 @@ impl Message for Checked<'_> {
 }
 
 /// Credits that a message of `len` bytes costs. `None` if it does not fit one frame, or if window
-/// or credit do not admit it now. Refreshes `tx_quota` when that is nearly used up.
+/// or credit do not admit it now. Refreshes `tx_quota` when it is nearly used up.
 #[inline(always)]
 pub(super) fn eager_cost(peer: &mut Peer, len: usize) -> Option<u32> {
     let mut cost = 1;
-    // At the last of the quota as well: acknowledgements may have made room since.
+    // Also at the last of the quota: acknowledgements may have freed room since.
     if len > UNIT || peer.tx_quota <= 1 {
         cost = units(len as u64);
         peer.tx_quota = peer.tx_room();

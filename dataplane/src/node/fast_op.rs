@@ -47,20 +47,20 @@ impl Form {
     }
 }
 
-/// A one-sided operation in flight. It holds what the completion needs and nothing to retransmit
-/// from, since the path is lossless. [`Peer::answers`](super::peer::Peer::answers) counts these
-/// records.
+/// A one-sided operation in flight. The record holds the data for the completion and none for a
+/// retransmission, since the path is lossless. [`Peer::answers`](super::peer::Peer::answers) counts
+/// these records.
 #[derive(Debug)]
 pub(super) struct FastOp {
     pub(super) context: u64,
-    /// Memory for the answer's data; empty if it has none.
+    /// Memory for the answer's payload; empty if the answer has none.
     pub(super) result: Span,
     pub(super) is: OpBits,
-    /// The endpoint that posted it; [`EpIdx::NONE`] once that is closed.
+    /// The endpoint that posted the operation; [`EpIdx::NONE`] once that is closed.
     pub(super) ep: EpIdx,
-    /// The PSN of its packet.
+    /// PSN of the operation's packet.
     pub(super) psn: Psn,
-    /// Bytes that it transfers, for counters.
+    /// Bytes that the operation transfers, for counters.
     pub(super) bytes: u32,
 }
 
@@ -69,10 +69,10 @@ pub(super) struct FastOp {
 pub(super) struct OpBits(pub(super) u32);
 
 impl OpBits {
-    /// Writes a completion on success.
+    /// A success writes a completion.
     pub(super) const SIGNALED: u32 = 1 << (SLOT_BITS + 2);
 
-    /// No counter counts it.
+    /// No counter counts the operation.
     pub(super) const UNCOUNTED: u32 = 1 << (SLOT_BITS + 3);
 
     const FORM: u32 = 3 << SLOT_BITS;
@@ -81,14 +81,14 @@ impl OpBits {
         Self((form as u32) << SLOT_BITS | if signaled { Self::SIGNALED } else { 0 })
     }
 
-    /// The same bits, uncounted unless there is a counter for the kind in `Ep::rma_cntr`.
+    /// The same bits, uncounted unless `Ep::rma_cntr` has a counter for the kind.
     #[inline(always)]
     pub(super) fn counted_by(self, counters: &[CntrIdx]) -> Self {
         let counted = counters[self.form().outcome().1] != CntrIdx::NONE;
         Self(self.0 | if counted { 0 } else { Self::UNCOUNTED })
     }
 
-    /// Whether all that its success does is to write a completion, and it is to peer `p`.
+    /// Whether the operation is to peer `p` and its success only writes a completion.
     #[inline(always)]
     pub(super) const fn completes_alone(self, p: PeerIdx) -> bool {
         self.0 & !Self::FORM == Self::SIGNALED | Self::UNCOUNTED | p.get()
@@ -139,33 +139,33 @@ impl FastOp {
 const _: () = assert!(size_of::<FastOp>() <= 40, "there is one for every transmit request");
 
 impl FastOp {
-    /// Set in the names of these records on the wire, which tells them from slots of `Node::rma`.
+    /// Set in the ids of these records on the wire, to distinguish them from slots of `Node::rma`.
     pub(super) const NAME: u32 = 1 << 31;
 
-    /// The name of slot `w` on the wire.
+    /// The id of slot `w` on the wire.
     #[inline(always)]
     pub(super) const fn name(w: FastOpIdx) -> u32 {
         w.get() | Self::NAME
     }
 
-    /// Whether a name on the wire is one of this table.
+    /// Whether an id on the wire belongs to this table.
     #[inline(always)]
     pub(super) const fn is_name(name: u32) -> bool {
         name & Self::NAME != 0
     }
 
-    /// The handle that a name and a generation on the wire stand for. A name of another table
-    /// yields a slot out of range. The generation is made odd: those of slots in use are odd, and a
-    /// peer must not reach a vacant one.
+    /// The handle for an id and a generation from the wire. An id of another table yields a slot
+    /// out of range. The generation is made odd: generations of slots in use are odd, and a peer
+    /// must not reach a vacant slot.
     #[inline(always)]
     pub(super) const fn handle(name: u32, generation: u32) -> Handle<FastOpIdx> {
         Handle::from_parts(FastOpIdx::of(name ^ Self::NAME), generation | 1)
     }
 }
 
-/// The shape of an atomic request (operation, type, count, flags) that passed all checks, and their
-/// results. An endpoint keeps the last one: a request of the same shape needs no checks but those
-/// of its memory.
+/// The shape of an atomic request (operation, type, count, flags) that passed all checks, and the
+/// results of the checks. An endpoint caches the last shape: for a request of the same shape only
+/// the memory is checked.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fetch {
     /// `enum fi_op` in the low half, `enum fi_datatype` in the high half: one compare for both.
@@ -187,7 +187,7 @@ pub(crate) struct Fetch {
 }
 
 impl Fetch {
-    /// Matches no request: no memory is that long.
+    /// Matches no request: no memory has this length.
     pub(crate) const NONE: Self = Self {
         op_ty: 0,
         count: 0,

@@ -42,20 +42,20 @@ use crate::wire::{
 /// Longest read on the fast path, bytes. Longer ones are paced by the pull window.
 const READ_FAST_MAX: usize = READ_ANSWER_MAX as usize;
 
-/// In-flight packets after which one asks for an acknowledgement.
+/// Packets in flight at which an operation requests an acknowledgement.
 pub(super) const ASKS_EVERY: u32 = 64;
 
 /// Flags that an operation on the fast path may carry.
 const FLAGS: OpFlags = FAST_FLAGS.union(OpFlags::DELIVERY_COMPLETE);
 
-/// What the operations of the fast path have in common. Each is on one remote range.
+/// The common arguments of operations of the fast path. Each has one remote range.
 #[derive(Clone, Copy, Debug)]
 pub struct FastCall {
     /// Destination.
     pub dest: FiAddr,
     /// The remote range.
     pub range: RmaIov,
-    /// Comes back in the completion.
+    /// Returned in the completion.
     pub context: u64,
     /// As in [`WriteReq::flags`].
     pub flags: OpFlags,
@@ -68,16 +68,16 @@ pub struct FastCall {
 pub struct FastWrite<'a> {
     /// The bytes.
     pub buf: &'a IoBuf,
-    /// The rest.
+    /// The other arguments.
     pub call: FastCall,
 }
 
 /// A read: [`ReadReq`] with its memory borrowed, which is taken if the call returns true.
 #[derive(Debug)]
 pub struct FastRead<'a> {
-    /// Where the bytes go.
+    /// Destination of the bytes.
     pub buf: &'a mut IoBuf,
-    /// The rest.
+    /// The other arguments.
     pub call: FastCall,
 }
 
@@ -95,9 +95,9 @@ pub struct FastAtomic<'a> {
     pub operand: &'a Span,
     /// The compare values.
     pub compare: &'a Span,
-    /// Where the old values go.
+    /// Destination of the old values.
     pub result: &'a mut IoBuf,
-    /// The rest; the range's length counts elements.
+    /// The other arguments; the range's length counts elements.
     pub call: FastCall,
 }
 
@@ -180,13 +180,13 @@ impl Fetch {
     }
 }
 
-/// Whether success writes a completion, for a call that does not suppress it.
+/// Whether a success writes a completion, for a call that does not suppress it.
 #[inline(always)]
 fn is_signaled(flags: OpFlags, ep: &Ep) -> bool {
     flags.contains(OpFlags::COMPLETION) || ep.sig_all
 }
 
-/// An operation as `try_rma` sees it: how the four kinds differ.
+/// The differences between the four kinds of operations, for `try_rma`.
 trait FastRequest {
     fn call(&self) -> &FastCall;
 
@@ -199,20 +199,21 @@ trait FastRequest {
         OpBits::new(self.form(), is_signaled(self.call().flags, ep)).counted_by(&ep.rma_cntr)
     }
 
-    /// Whether endpoint `ep` may post it on the fast path: capability, flags, memory and lengths.
+    /// Whether endpoint `ep` may post the request on the fast path: capability, flags, memory and
+    /// lengths.
     fn fits(&self, ep: &mut Ep) -> bool;
 
-    /// Length of its frame or of the answer's, whichever is longer, bytes; 0 if any frame holds
-    /// both.
+    /// Length of the longer one of the request's and the answer's frame, bytes; 0 if any frame
+    /// holds both.
     fn frame_len(&self) -> usize;
 
-    /// Bytes that it transfers. The request [`fits`](Self::fits).
+    /// Bytes that the operation transfers. The request [`fits`](Self::fits).
     fn bytes(&self, ep: &Ep) -> u32;
 
-    /// Takes the memory for the answer. `None`, and nothing taken, if it is in several pieces.
+    /// Takes the memory for the answer. `None`, and nothing is taken, if it is in several pieces.
     fn take_result(&mut self) -> Option<Span>;
 
-    /// Gives the memory back: the operation was not sent.
+    /// Returns the memory of an operation that was not sent.
     fn return_result(&mut self, result: Span);
 
     /// Sends its packet. False if the port did not take it.
@@ -284,7 +285,7 @@ impl FastRequest for FastWrite<'_> {
         let (FastCall { flags, range, .. }, len) = (&self.call, self.buf.len());
         let long = flags.contains(OpFlags::INJECT) && len > Node::INJECT_SIZE;
         let may = ep.may_rma[Form::Write as usize];
-        // Any other is longer than a frame, and its length with the head may wrap.
+        // Longer than a frame otherwise, and the length with the header might wrap.
         let short = (1..=1 << 16).contains(&len);
         may && FLAGS.contains(*flags) && len as u64 == range.len && short && !long
     }
@@ -364,8 +365,8 @@ impl FastRequest for FastRead<'_> {
 impl Node {
     /// Posts an atomic operation and sends it in the same call:
     /// [`post_atomic`](super::Posting::post_atomic) and [`transmit`](Self::transmit) in one. Only
-    /// on a lossless path, if nothing is queued before it, and if it fits the fast path. False:
-    /// nothing has happened; call `post_atomic`, which also says what is wrong with the request.
+    /// on a lossless path, if nothing is queued before it, and if it suits the fast path. False:
+    /// nothing has changed; call `post_atomic`, which also returns the error of an invalid request.
     ///
     /// `clock` is read after the packet has left, and only if the peer's silence counts from now.
     #[inline(always)]
@@ -380,7 +381,7 @@ impl Node {
     }
 
     /// Posts a write and sends it in the same call. False, as in [`try_atomic`](Self::try_atomic):
-    /// nothing has happened; call [`post_write`](super::Posting::post_write).
+    /// nothing has changed; call [`post_write`](super::Posting::post_write).
     #[inline(always)]
     pub fn try_write(
         &mut self,
@@ -393,7 +394,7 @@ impl Node {
     }
 
     /// Posts a read and sends it in the same call. False, as in [`try_atomic`](Self::try_atomic):
-    /// nothing has happened; call [`post_read`](super::Posting::post_read).
+    /// nothing has changed; call [`post_read`](super::Posting::post_read).
     #[inline(always)]
     pub fn try_read(
         &mut self,
@@ -466,7 +467,7 @@ impl Node {
         true
     }
 
-    /// Takes a RESP. The completion may go to `reader`.
+    /// Processes a RESP. The completion may go to `reader`.
     #[inline(always)]
     pub(super) fn on_resp_frame(&mut self, now: Instant, frame: RxFrame<'_>, reader: impl Reader) {
         if !self.rx_resp::<true>(&frame, reader) {
@@ -475,7 +476,7 @@ impl Node {
         }
     }
 
-    /// [`on_resp_frame`](Self::on_resp_frame) for what is not common.
+    /// The uncommon cases of [`on_resp_frame`](Self::on_resp_frame).
     #[inline(never)]
     fn on_resp_rest(&mut self, now: Instant, frame: &RxFrame<'_>) {
         if !self.rx_resp::<false>(frame, NoReader) {
@@ -483,11 +484,11 @@ impl Node {
         }
     }
 
-    /// Completes the operation that a RESP answers, if that is next in order and carries the whole
-    /// result. False otherwise: nothing has happened.
+    /// Completes the operation that a RESP answers, if the RESP is next in order and carries the
+    /// whole result. False otherwise: nothing has changed.
     ///
     /// `COMMON`: only from a [steady](Peer::is_steady) peer, if no acknowledgement becomes due, and
-    /// if all that success does is to write a completion: so that little is inlined.
+    /// if a success only writes a completion, so that little code is inlined.
     #[inline(always)]
     fn rx_resp<const COMMON: bool>(&mut self, frame: &RxFrame<'_>, reader: impl Reader) -> bool {
         let Some((base, (w, generation))) = RespOp::parse_whole(frame) else { return cold(false) };
@@ -495,7 +496,7 @@ impl Node {
         let Some(peer) = self.peers.at_mut(p) else { return cold(false) };
         let own = self.port.addr;
         let steady = peer.steady_flight(own, &base).is_some();
-        // The slow path ends what a fenced request waits for.
+        // The slow path ends an operation that a fenced request waits for.
         let takes = steady
             || !COMMON && peer.send_q.head == TxIdx::NONE && peer.flight(own, &base).is_some();
         if !takes || COMMON && !peer.may_owe_ack() {
@@ -503,7 +504,7 @@ impl Node {
         }
         let handle = FastOp::handle(w, generation);
         let Some(op) = self.fast_ops.by_handle(handle) else { return cold(false) };
-        // An operation of a closed endpoint has none.
+        // The endpoint of the operation may be closed.
         let Some(ep) = self.eps.at_mut(op.ep) else { return cold(false) };
         if if COMMON { !op.is.completes_alone(p) } else { op.peer() != p }
             || usize::from(base.plen()) != op.result.len()
@@ -551,8 +552,8 @@ impl Operations<'_> {
         self.objects.complete_rma(e, context, flags, (which, bytes));
     }
 
-    /// The answer to an operation of the fast path, a RESP received on the slow path: what it says,
-    /// and where its payload lies in the frame.
+    /// Processes an answer to an operation of the fast path that took the slow path: the RESP, and
+    /// the position of its payload in the frame.
     pub(super) fn on_fast_answer(
         &mut self,
         p: PeerIdx,
@@ -582,13 +583,13 @@ impl Operations<'_> {
         {
             self.complete_fast_op(p, w);
         } else {
-            // The answer does not fit the request: the peer is faulty.
+            // The answer does not match the request: the peer is faulty.
             self.fail_fast_op(w, Error::ConnReset, ProvErrno::UnknownOutcome);
         }
     }
 
-    /// Packet `psn`, which has no record to retransmit from, was refused. Ends the operation of the
-    /// fast path that it carried, if any.
+    /// Ends the operation of the fast path whose packet `psn` was refused, if any. The packet has
+    /// no record to retransmit from.
     #[cold]
     pub(super) fn on_fast_nack(&mut self, p: PeerIdx, psn: Psn, reason: NackReason) {
         let found = self.fast_ops.iter().find(|(_, op)| op.peer() == p && op.psn == psn);
@@ -632,7 +633,7 @@ impl Operations<'_> {
     pub(super) fn fail_fast_ops(&mut self, p: PeerIdx, err: Error) {
         let ops = self.fast_ops.iter().filter(|(_, op)| op.peer() == p);
         let mut ops: Vec<(FastOpIdx, Psn)> = ops.map(|(w, op)| (w, op.psn)).collect();
-        // In the order of posting.
+        // In the order in which they were posted.
         let una = self.objects.peers[p].snd.una;
         ops.sort_by_key(|(_, psn)| psn.0.wrapping_sub(una.0.wrapping_sub(1 << 31)));
         for (w, _) in ops {
@@ -647,7 +648,7 @@ impl Operations<'_> {
         ops.map(|(_, op)| op.form())
     }
 
-    /// Endpoint `e` was bound to a counter: it counts the operations in flight as well.
+    /// Counts the operations in flight of endpoint `e`, which has just been bound to a counter.
     #[cold]
     pub(super) fn count_fast_ops(&mut self, e: EpIdx) {
         for (_, op) in self.fast_ops.iter_mut().filter(|(_, op)| op.ep == e) {
@@ -673,7 +674,7 @@ impl Operations<'_> {
 }
 
 impl Peer {
-    /// An operation of the fast path has ended.
+    /// Notes that an operation of the fast path has ended.
     #[inline(always)]
     fn forget_fast_op(&mut self) {
         self.answers -= 1;
@@ -684,7 +685,7 @@ impl Peer {
 #[derive(Clone, Copy)]
 pub(super) struct BaseTo<'a> {
     pub(super) peer: &'a Peer,
-    /// This node, as [`Station::word`](barewire_driver::port::Station::word) has it.
+    /// This node's address, as [`Station::word`](barewire_driver::port::Station::word) returns it.
     pub(super) src: &'a u64,
 }
 
@@ -729,7 +730,7 @@ impl BaseOut for BaseTo<'_> {
 #[derive(Clone, Copy)]
 struct Endpoints<'a> {
     peer: &'a Peer,
-    /// This node, as [`Station::word`](barewire_driver::port::Station::word) has it.
+    /// This node's address, as [`Station::word`](barewire_driver::port::Station::word) returns it.
     src: &'a u64,
     /// The initiating endpoint, which caches the route.
     ep: &'a Ep,
@@ -769,7 +770,7 @@ fn send_atomic(to: &Endpoints<'_>, req: &FastAtomic<'_>, out: &mut impl FrameSin
     let fetch = &to.ep.fetch;
     let &FastAtomic { kind, op, ty, operand, compare, call: FastCall { range, .. }, .. } = req;
     let what = AtomicDesc { kind, op, ty, range };
-    // A payload of constant length: it needs no branches on the way.
+    // A payload of constant length needs no branches on the way.
     if fetch.word {
         return out.send_in_place(&WithWord { to, what: &what, operand }) == Tx::Sent;
     }
@@ -816,8 +817,8 @@ fn put_request(to: &Endpoints<'_>, what: &AtomicDesc, plen: usize, out: &mut imp
     op.put(out);
 }
 
-/// A request whose payload is one 8-byte operand. It is read when it is written, so that it
-/// occupies no register before.
+/// A request whose payload is one 8-byte operand. The operand is read when it is written, so that
+/// it occupies no register earlier.
 struct WithWord<'a> {
     to: &'a Endpoints<'a>,
     what: &'a AtomicDesc,
@@ -863,7 +864,7 @@ impl InPlaceFrame<{ AtomicOp::HEAD }> for WithInline<'_> {
     }
 }
 
-/// A write about to be sent.
+/// The frame of a write.
 struct WriteTo<'a> {
     to: &'a Endpoints<'a>,
     write: &'a FastWrite<'a>,
@@ -891,7 +892,7 @@ impl InPlaceFrame<{ WriteOp::HEAD }> for WriteTo<'_> {
     }
 }
 
-/// A read about to be sent.
+/// The frame of a read.
 struct ReadTo<'a> {
     to: &'a Endpoints<'a>,
     read: &'a FastRead<'a>,
@@ -921,8 +922,8 @@ impl InPlaceFrame<{ ReadOp::HEAD }> for ReadTo<'_> {
 }
 
 impl FastAtomic<'_> {
-    /// Whether its memory has the lengths of `fetch`, and the result overlaps neither operand nor
-    /// compare value.
+    /// Whether the request's memory has the lengths of `fetch`, and the result overlaps neither
+    /// operand nor compare value.
     #[inline(always)]
     fn has_memory(&self, fetch: &Fetch) -> bool {
         let Some(result) = self.result.as_one() else { return cold(false) };

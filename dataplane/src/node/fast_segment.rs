@@ -1,5 +1,4 @@
-//! The fast path of segments: those of an eager message after its first (MSGM), and those of pulled
-//! data (DATA).
+//! The fast path of segments of an eager message after the first (MSGM), and of pulled data (DATA).
 //!
 //! As in `fast_eager`, every check comes first; if one fails, nothing has changed.
 
@@ -12,8 +11,8 @@ use crate::types::Instant;
 use crate::wire::{BaseWords, DataOp, MsgMOp, SegmentTy, verify_crc};
 
 impl Node {
-    /// Takes a segment that is next in order and for whose acknowledgement and credit nothing
-    /// waits. False otherwise: nothing has happened.
+    /// Processes a segment that is next in order, if nothing waits for its acknowledgement or
+    /// credit. False otherwise: nothing has changed.
     #[inline(always)]
     pub(super) fn rx_segment(&mut self, now: Instant, frame: &RxFrame<'_>) -> bool {
         let crc = self.port.far.has_crc() && !frame.is_near();

@@ -28,7 +28,7 @@ use crate::wire::{
     WriteOp,
 };
 
-/// Request shapes whose access check is cached: of atomic operations, and of writes and reads each.
+/// Number of cached access checks: of atomic operations, and of writes and of reads each.
 const ATOMIC_GRANTS: usize = 8;
 const BYTES_GRANTS: usize = 4;
 const GRANTS: usize = ATOMIC_GRANTS + 2 * BYTES_GRANTS;
@@ -37,7 +37,7 @@ const GRANTS: usize = ATOMIC_GRANTS + 2 * BYTES_GRANTS;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Answer {
     peer: PeerIdx,
-    /// The session that the request came by; if that has ended, the answer is dropped.
+    /// The session of the request; if that has ended, the answer is dropped.
     sid: u32,
     reply_to: wire::ReplyTo,
     values: InlineBytes,
@@ -46,7 +46,7 @@ pub(super) struct Answer {
 /// How a request is executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ExecKind {
-    /// Adds to one of `words`; no counter counts it.
+    /// Addition to one of `words`, without a counter.
     Add,
     /// One integer of 4 or 8 bytes: [`Span::atomic_word`].
     Word,
@@ -56,10 +56,10 @@ enum ExecKind {
     Bytes,
 }
 
-/// A request shape that passed the access check (key, rights, endpoint, operation), and what its
-/// execution takes, the commonest in the first cache line. Whatever closes or narrows a region or
-/// an endpoint drops all of them ([`revoke_grants`](TargetCache::revoke_grants)). Bounds and
-/// alignment are checked for each request.
+/// A request shape that passed the access check (key, rights, endpoint, operation), and the data to
+/// execute it, the most frequent in the first cache line. Closing or restricting a region or an
+/// endpoint drops all grants ([`revoke_grants`](TargetCache::revoke_grants)). Bounds and alignment
+/// are checked for each request.
 #[derive(Debug)]
 #[repr(C, align(64))]
 struct AccessGrant {
@@ -69,11 +69,11 @@ struct AccessGrant {
     /// The region's memory, for [`ExecKind::Add`]; lent while the region is registered.
     words: Words,
     does: ExecKind,
-    /// It fetches: the old values go back.
+    /// The operation fetches: the answer carries the old values.
     fetch: bool,
-    /// A counter of the region or of the endpoint counts it.
+    /// A counter of the region or of the endpoint counts the operation.
     counted: bool,
-    /// Of an atomic operation: bytes of its payload, and of the elements that it changes.
+    /// For an atomic operation: bytes of its payload, and of the elements that it changes.
     plen: u16,
     bytes: u16,
     op: atomic::AtomicOp,
@@ -81,11 +81,11 @@ struct AccessGrant {
     sharing: Sharing,
     mr: MrIdx,
     ep: EpIdx,
-    /// The region's memory, for all others.
+    /// The region's memory, for the other kinds.
     memory: Span,
 }
 
-/// What goes back to the initiator.
+/// Payload of an answer to the initiator.
 #[derive(Clone, Copy)]
 enum ReplyValue {
     Word(Word),
@@ -97,18 +97,18 @@ enum ReplyValue {
 /// State of the fast path at the target.
 #[derive(Debug)]
 pub(super) struct TargetCache {
-    /// By [`slot`](Self::slot). Boxed, so that the node's hot fields stay close together.
+    /// Indexed by [`slot`](Self::slot). Boxed, so that the node's hot fields stay close together.
     grants: Box<[AccessGrant; GRANTS]>,
     /// Answers to requests of the burst being received that could not leave at once.
     answers: Vec<Answer>,
-    /// Answers that wait, here and in `Node::responses`.
+    /// Number of waiting answers, here and in `Node::responses`.
     pub(super) waiting: usize,
-    /// Answers that may wait in `Node::responses` while the fast path adds its own.
+    /// Number of answers that may wait in `Node::responses` while the fast path adds its own.
     response_quota: usize,
 }
 
 impl TargetCache {
-    /// For a node whose table has room for `responses` answers.
+    /// A cache for a node whose table has room for `responses` answers.
     pub(super) fn new(responses: usize) -> Self {
         Self {
             grants: Box::new([const { AccessGrant::NOTHING }; GRANTS]),
@@ -118,7 +118,7 @@ impl TargetCache {
         }
     }
 
-    /// Index of the grant for requests of type `ask` with this key. Two types never share one.
+    /// Index of the grant for requests of type `ask` with this key. No index serves two types.
     #[inline(always)]
     fn slot(ask: RequestTy, key: &RequestKey) -> usize {
         match ask {
@@ -137,12 +137,12 @@ impl TargetCache {
         *self.grants = [const { AccessGrant::NOTHING }; GRANTS];
     }
 
-    /// Answers that wait for the end of the burst. Each may need a place in `Node::responses` then.
+    /// Answers that wait for the end of the burst. Each may then need a place in `Node::responses`.
     pub(super) fn held(&self) -> usize {
         self.answers.len()
     }
 
-    /// Whether another answer may wait. The bound for all peers is that for one.
+    /// Whether another answer may wait. All peers together have the bound of one.
     #[inline(always)]
     fn may_answer(&self) -> bool {
         let responses = self.waiting - self.answers.len();
@@ -150,7 +150,7 @@ impl TargetCache {
         has_room && self.answers.len() < ANSWERS_AT_ONCE
     }
 
-    /// Whether an answer to `peer` is the next one that leaves, if it leaves now.
+    /// Whether an answer to `peer` that leaves now overtakes no other.
     #[inline(always)]
     fn is_next(&self, peer: &Peer) -> bool {
         self.answers.is_empty() && peer.resp_q.head == ResponseIdx::NONE
@@ -188,7 +188,7 @@ impl Eps {
 }
 
 impl Node {
-    /// Takes an ATOMIC that asks for no acknowledgement, and answers it to `out`.
+    /// Processes an ATOMIC that requests no acknowledgement, and sends the answer to `out`.
     #[inline(always)]
     pub(super) fn on_atomic_frame(
         &mut self,
@@ -202,7 +202,7 @@ impl Node {
         }
     }
 
-    /// [`rx_request`](Self::rx_request) for the commonest: [`Add`].
+    /// [`rx_request`](Self::rx_request) for the most frequent kind: [`Add`].
     #[inline(always)]
     pub(super) fn rx_add(
         &mut self,
@@ -213,7 +213,7 @@ impl Node {
         self.rx_request::<Add>(now, frame, out)
     }
 
-    /// Takes a request of type `ask`, and answers it to `out`.
+    /// Processes a request of type `ask`, and sends the answer to `out`.
     #[inline(never)]
     pub(super) fn on_request_frame(
         &mut self,
@@ -234,9 +234,10 @@ impl Node {
 
     /// Executes an atomic operation on up to 16 bytes of elements, or a write or read of one frame,
     /// if it is next in order and its shape passes the access check, and answers it. False
-    /// otherwise: nothing has happened.
+    /// otherwise: nothing has changed.
     ///
-    /// The answer leaves at once if no other of this peer waits, else at the end of the burst.
+    /// The answer leaves at once if no other answer to this peer waits, else at the end of the
+    /// burst.
     #[inline(always)]
     fn rx_request<E: Execution>(
         &mut self,
@@ -249,7 +250,7 @@ impl Node {
         let slot = TargetCache::slot(E::ASK, &op.key);
         if self.target.grants[slot].key != op.key {
             cold(());
-            // A frame of no session changes nothing, the cache neither.
+            // A frame of no session changes nothing, not even the cache.
             let is_next = |peer: &Peer| peer.is_next(own, &base.head, base.sid_psn);
             if E::COMMON
                 || !self.peers.at(p).is_some_and(is_next)
@@ -265,7 +266,7 @@ impl Node {
         let Some(flying) = flying else { return cold(false) };
         let ar = flying % ASKS_EVERY == ASKS_EVERY - 1;
         let waits = self.target.waiting != 0;
-        // One that asks for an acknowledgement as well is left to the slow path.
+        // A request that asks for an acknowledgement is left to the slow path.
         if E::COMMON && (waits || ar)
             || !E::COMMON && (waits && !self.target.may_answer() || base.asks_ack())
         {
@@ -281,7 +282,7 @@ impl Node {
         peer.accept(&base, self.turn.polled_at);
         self.counters.rma_executed += 1;
         if E::ASK == RequestTy::Write {
-            // A new sequence number discards the byte count of an abandoned write.
+            // A new sequence number resets the byte count of an abandoned write.
             peer.written = 0;
         }
         let to = BaseTo { peer, src: &self.port.addr };
@@ -310,8 +311,8 @@ impl Node {
         !self.target.answers.is_empty()
     }
 
-    /// Sends the answers to requests of the last burst. An answer that cannot leave now, or behind
-    /// another one of its peer, is left to the next [`transmit`](Self::transmit).
+    /// Sends the answers to requests of the last burst. An answer that cannot leave now, or would
+    /// overtake another answer to its peer, is left to the next [`transmit`](Self::transmit).
     pub fn send_answers(&mut self, now: Instant, out: &mut impl FrameSink) {
         for i in 0..self.target.answers.len() {
             let answer = &self.target.answers[i];
@@ -463,8 +464,8 @@ impl Responder<'_> {
         self.objects.count_remote(ep, if reads { REMOTE_READ } else { REMOTE_WRITE }, done);
     }
 
-    /// Moves an answer to `Node::responses`. Dropped if the session has ended: the initiator has
-    /// ended the operation then.
+    /// Moves an answer to `Node::responses`. Dropped if the session has ended: then the initiator
+    /// has ended the operation.
     #[cold]
     fn answer_later(&mut self, i: usize) {
         let Answer { peer, sid, reply_to, values } = self.target.answers[i];
@@ -478,15 +479,16 @@ impl Responder<'_> {
     }
 }
 
-/// A kind of requests: how they are executed and what goes back.
+/// How requests of one kind are executed and answered.
 trait Execution {
-    /// Their type.
+    /// Type of the requests.
     const ASK: RequestTy;
     /// Only while no answer waits, from a [steady](Peer::is_steady) peer, and if the answer need
-    /// not ask for an acknowledgement: so that little of it is inlined. [`Atomic`] takes the rest.
+    /// not request an acknowledgement, so that little code is inlined. [`Atomic`] handles the other
+    /// cases.
     const COMMON: bool = false;
 
-    /// What goes back.
+    /// Payload of the answer.
     type ReplyValue: Answered;
 
     /// Executes the request in `frame`, which has the shape of `grant`. `None`, and nothing
@@ -499,8 +501,8 @@ trait Execution {
         rest: (&RxFrame<'_>, usize),
     ) -> Option<Self::ReplyValue>;
 
-    /// Bytes that the executed request has transferred, for counters: of elements, of what it wrote
-    /// or read.
+    /// Bytes that the executed request has transferred, for counters: the elements, or the bytes
+    /// written or read.
     fn bytes(grant: &AccessGrant, base: &BaseWords, old: &Self::ReplyValue) -> usize;
 }
 
@@ -626,12 +628,12 @@ impl Execution for Read {
     }
 }
 
-/// What goes back, as a kind of requests knows it.
+/// Payload of an answer, with a type for each kind of requests.
 trait Answered: Copy {
-    /// Sends `answer` with it.
+    /// Sends `answer` with this payload.
     fn send(self, answer: AnswerTo<'_, &Span>, out: &mut impl FrameSink) -> Tx;
 
-    /// The same for an answer that leaves later.
+    /// The payload for an answer that leaves later.
     fn kept(self) -> ReplyValue;
 }
 
@@ -674,14 +676,14 @@ impl ReplyValue {
     }
 }
 
-/// Notes that an answer to `peer` has left, with as many packets in flight. Returns whether its
-/// timer is to be armed.
+/// Notes that an answer to `peer` has left, with `flying` packets in flight. Returns whether the
+/// peer's timer is to be armed.
 #[inline(always)]
 fn answered(now: Instant, peer: &mut Peer, flying: u32) -> bool {
     if flying == 0 {
         peer.probe_at = now;
     } else {
-        // The only packet in flight takes the place that `Peer::tx_room` leaves free.
+        // The only packet in flight uses the place that `Peer::tx_room` leaves free.
         peer.tx_quota = peer.tx_quota.saturating_sub(1);
     }
     peer.snd.number();
@@ -728,7 +730,7 @@ trait Payload<const H: usize> {
     }
 }
 
-/// One word, or nothing with as much padding: frames of one length take no branch.
+/// One word, or nothing with as much padding: frames of one length need no branch.
 #[derive(Clone, Copy)]
 struct Word {
     value: u64,
@@ -738,7 +740,8 @@ struct Word {
 impl Word {
     const NONE: Self = Self { value: 0, is_some: false };
 
-    /// `value` if `bytes` is not 0. Who may not read gets none of it, nor as padding.
+    /// `value` if `bytes` is not 0. An initiator without read access gets none of it, not even as
+    /// padding.
     #[inline(always)]
     const fn of(value: u64, bytes: usize) -> Self {
         if bytes == 0 { Self::NONE } else { Self { value, is_some: true } }

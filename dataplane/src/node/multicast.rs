@@ -1,10 +1,11 @@
 //! Multicast groups: messages of one frame to every endpoint that has joined, best effort.
 //!
 //! A MCAST goes to the broadcast address with the group inside, and belongs to no session: it is
-//! neither acknowledged nor repeated. The members of a group are known to their own nodes alone.
+//! neither acknowledged nor retransmitted. The members of a group are known only to their own
+//! nodes.
 //!
-//! A message is placed into a posted receive or dropped and counted; none is stored. So whoever
-//! can send frames can consume the posted receives of a group's members, and no memory.
+//! A message is placed into a posted receive or dropped and counted; no message is stored. So any
+//! sender on the network can consume the posted receives of a group's members, but no memory.
 
 use std::collections::VecDeque;
 
@@ -23,16 +24,16 @@ use crate::psn::Psn;
 use crate::types::{Cqe, EpAddr, FI_ADDR_UNSPEC, FiAddr, GroupAddr, Tenant};
 use crate::wire::{self, Base, IMM_LEN, McastOp, Ty};
 
-/// Groups that the endpoints of a node may be in, each counted once for every endpoint.
+/// Maximum memberships of a node's endpoints: a group counts once for every endpoint in it.
 pub const MEMBERS_MAX: usize = 256;
 
-/// Frames to groups that may wait for room in the port.
+/// Maximum frames to groups that wait for room in the port.
 const QUEUE_MAX: usize = 64;
 
-/// Messages that are remembered to know copies of them.
+/// Number of recent messages that are remembered to detect copies.
 const SEEN: usize = 1024;
 
-/// Marks the `fi_addr_t` of a group: no address vector has so many indices.
+/// Marks the `fi_addr_t` of a group: no address vector has an index this high.
 const MARK: FiAddr = 1 << 44;
 
 /// Flags that a message to a group may have.
@@ -44,12 +45,12 @@ const FLAGS: OpFlags = OpFlags::MULTICAST
     .union(OpFlags::INJECT_COMPLETE)
     .union(OpFlags::TRANSMIT_COMPLETE);
 
-/// An endpoint's place in a multicast group.
+/// Membership of an endpoint in a multicast group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct McId(u32);
 
 impl McId {
-    /// What messages to the group are sent to (`fi_mc_addr`).
+    /// The destination address of the group (`fi_mc_addr`).
     pub fn addr(self) -> FiAddr {
         MARK | FiAddr::from(self.0)
     }
@@ -68,7 +69,7 @@ struct Member {
     receives: bool,
 }
 
-/// What tells a message from all others: its sender, the life of that, and the number.
+/// Identifies a message: its sender, the sender's incarnation, and the sender's message number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Sent {
     by: u64,
@@ -80,36 +81,37 @@ struct Sent {
 #[derive(Debug, Default)]
 pub struct Multicast {
     members: Vec<Member>,
-    /// Joins so far: the last name given out.
+    /// Joins so far: the last membership id assigned.
     joined: u32,
-    /// Messages sent so far, which number them.
+    /// Messages sent so far: the number of the last one.
     sent: u32,
-    /// Messages received last, each in the place that its number and sender choose: what comes by
-    /// two ways, such as memory and a switch, is received once. Empty until somebody joins.
+    /// Recent messages, each in the slot that its number and sender hash to, so that a message
+    /// which arrives by two paths, such as memory and a switch, is delivered once. Empty until an
+    /// endpoint joins a group.
     seen: Vec<Option<Sent>>,
     queue: VecDeque<Vec<u8>>,
     free: Vec<Vec<u8>>,
 }
 
 impl Multicast {
-    /// Leaves a group. What was sent to it still leaves.
+    /// Leaves a group. Messages posted to it are still sent.
     ///
     /// # Errors
-    /// [`Error::BadFd`]: it was left, or the endpoint closed.
+    /// [`Error::BadFd`]: the endpoint has left the group, or was closed.
     pub fn leave(&mut self, id: McId) -> Result<()> {
         let at = self.members.iter().position(|m| m.id == id).ok_or(Error::BadFd)?;
         self.members.swap_remove(at);
         Ok(())
     }
 
-    /// Endpoint `e` is being closed.
+    /// Ends the memberships of endpoint `e`, which is being closed.
     pub(super) fn forget_ep(&mut self, e: EpIdx) {
         self.members.retain(|m| m.ep != e);
     }
 
-    /// Notes a message, and says whether it has come before.
+    /// Records a message, and returns whether it has arrived before.
     fn is_copy(&mut self, sent: Sent) -> bool {
-        // Of one sender, any so many in a row have places of their own.
+        // Consecutive messages of one sender, up to the size of the table, have distinct slots.
         let at = (sent.by.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32;
         let at = at.wrapping_add(sent.number) as usize % SEEN;
         let place = self.seen.get_mut(at);
@@ -118,15 +120,16 @@ impl Multicast {
 }
 
 impl Node {
-    /// Puts `ep` into `group`, to send to it if `directions` has `SEND` and to receive if it has
+    /// Joins `ep` to `group`, to send to it if `directions` has `SEND` and to receive if it has
     /// `RECV`; both if it has neither. Effective at once.
     ///
     /// # Errors
     /// - [`Error::BadFd`]: the endpoint was closed. [`Error::OpBadState`]: it is not enabled.
-    /// - [`Error::OpNotSupp`]: it has no `FI_MULTICAST`, or no `FI_MSG` of a direction; it takes
-    ///   unexpected messages by their announcement; or the node has a key, and a group has none.
-    /// - [`Error::Invalid`]: it is in the group already.
-    /// - [`Error::NoMem`]: there are [`MEMBERS_MAX`] places.
+    /// - [`Error::OpNotSupp`]: the endpoint has no `FI_MULTICAST`, or no `FI_MSG` of a direction;
+    ///   it takes unexpected messages by their announcement; or the node has a key, which multicast
+    ///   groups do not support.
+    /// - [`Error::Invalid`]: the endpoint is in the group already.
+    /// - [`Error::NoMem`]: there are [`MEMBERS_MAX`] memberships.
     pub fn mc_join(&mut self, ep: EpId, group: GroupAddr, directions: Caps) -> Result<McId> {
         let own = Caps::SEND | Caps::RECV;
         let e = self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
@@ -162,8 +165,8 @@ impl Node {
         Ok(id)
     }
 
-    /// Sends what is queued for groups, to the port and to the members of this node. False if some
-    /// is left: the port has no room.
+    /// Sends the queued frames to the port and to the members on this node. False if the port had
+    /// no room for some.
     pub(super) fn send_to_groups(&mut self, out: &mut dyn FrameSink) -> bool {
         while let Some(bytes) = self.groups.queue.pop_front() {
             if out.send(&TxFrame::whole(&bytes)) == Tx::Full {
@@ -183,7 +186,7 @@ impl Node {
         true
     }
 
-    /// Takes a MCAST.
+    /// Processes a MCAST.
     #[cold]
     pub(super) fn on_mcast(&mut self, frame: &RxFrame<'_>, base: &Base) {
         if base.src == self.port.station || base.dst != Station::BROADCAST {
@@ -207,8 +210,8 @@ impl Node {
         }
     }
 
-    /// Delivers a message to the members of its group, but to the endpoint that sent it. False if
-    /// there is none.
+    /// Delivers a message to the members of its group except the endpoint that sent it. False if
+    /// there are none.
     fn deliver_to_members(&mut self, frame: &RxFrame<'_>, base: &Base, op: &McastOp) -> bool {
         let own = base.src == self.port.station;
         let mut any = false;
@@ -224,8 +227,8 @@ impl Node {
 }
 
 impl Posting<'_> {
-    /// Posts a message that is for no single peer, as `declined` says. It is copied, and ends at
-    /// once.
+    /// Posts a message to a group. `declined`: the reason that no single peer is its destination.
+    /// The message is copied, and completes at once.
     ///
     /// # Errors
     /// As [`Node::post_send`].
@@ -277,7 +280,7 @@ impl Posting<'_> {
         Ok(())
     }
 
-    /// Writes the frame of a message, for which there is a buffer.
+    /// Writes the frame of a message. The caller has checked that a buffer is free.
     fn queue_for_group(&mut self, op: &McastOp, req: &SendReq) {
         let (payload_off, len) = (op.payload_off(), req.buf.len());
         let multicast = &mut self.groups;
@@ -303,7 +306,7 @@ impl Posting<'_> {
 
 impl Receiving<'_> {
     fn deliver_to_member(&mut self, e: EpIdx, frame: &RxFrame<'_>, base: &Base, op: &McastOp) {
-        // One that had another life does not count as the one that was inserted.
+        // A sender with another incarnation is not the one that was inserted.
         let known =
             self.sessions.by_station.get(self.sessions.peers, base.src, Tenant::NONE).filter(
                 |&p| {
@@ -352,7 +355,7 @@ impl Receiving<'_> {
 }
 
 impl Objects<'_> {
-    /// Writes the completion of a message, for which an entry is reserved.
+    /// Writes the completion of a message in a reserved entry.
     fn complete_to_group(&mut self, e: EpIdx, req: &SendReq) {
         let ep = &mut self.eps[e];
         let wanted = wants_cqe(req, ep.tx_selective);

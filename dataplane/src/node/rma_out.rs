@@ -3,7 +3,7 @@
 //!
 //! Writes and atomics are packets that the target executes at once; only the packet window bounds
 //! them. A read is requested in parts by the pull engine, which bounds the bytes outstanding to
-//! this node from all peers. What the target remembers of a peer is bounded by the initiator:
+//! this node from all peers. The initiator bounds the state that a target keeps for it:
 //! [`READS_MAX`] reads and [`ANSWERS_MAX`] atomic packets without an answer.
 
 use super::ops::{Response, ResponseKind, Rma, RmaKind, TxWr, WrFlags};

@@ -2,9 +2,10 @@
 //!
 //! A context is an endpoint record with queues of its own. Receive context `i` has the number of
 //! the scalable endpoint plus `i`, so that an address can name it; numbers of contexts that are not
-//! open stay reserved. An address that names one says `i` besides, since the numbers behind the
-//! last context belong to others. No message names a transmit context. It sends under the number of
-//! the scalable endpoint, so a look-up of its messages' source yields the one address.
+//! open stay reserved. An address that names a context also carries `i`, since the numbers behind
+//! the last context belong to other endpoints. No message names a transmit context. It sends under
+//! the number of the scalable endpoint, so a look-up of its messages' source yields the one
+//! address.
 
 use super::ep::SIDE;
 use super::ep::{Ep, with_directions};
@@ -15,15 +16,15 @@ use crate::idx::{EpIdx, SepIdx};
 use crate::slab::Slab;
 use crate::types::EpAddr;
 
-/// Scalable endpoints of a node at most.
+/// Maximum scalable endpoints of a node.
 const SEPS: usize = 4096;
 
 /// The endpoint of each number.
 #[derive(Debug)]
 pub(crate) struct Numbers {
-    /// Endpoint slot by number, [`NOBODY`](super::ep::Ep::NOBODY) where there is none: zero pages
-    /// that the kernel supplies on first touch. It has an entry for every number, so a look-up
-    /// needs no bounds check.
+    /// Endpoint slot by number, [`NOBODY`](super::ep::Ep::NOBODY) if the number is unused: zero
+    /// pages that the kernel supplies on first touch. The table has an entry for every number, so a
+    /// look-up needs no bounds check.
     at: Box<[u32; 1 << 16]>,
     /// Numbers reserved by scalable endpoints.
     kept: Slab<Sep, (), SepIdx>,
@@ -44,7 +45,7 @@ impl Numbers {
         EpIdx::of(self.at[usize::from(number)])
     }
 
-    /// The number is `ep`'s, or [nobody's](Ep::NOBODY).
+    /// Assigns the number to `ep`, or frees it ([`NOBODY`](Ep::NOBODY)).
     pub(super) fn set(&mut self, number: u16, ep: EpIdx) {
         self.at[usize::from(number)] = ep.get();
     }
@@ -75,8 +76,8 @@ pub fn receive_caps(caps: Caps) -> Caps {
     one_way(caps, others, Caps::RECV, Caps::REMOTE_READ | Caps::REMOTE_WRITE)
 }
 
-/// Without the `others`, and without kinds of operations that then have no direction, which would
-/// stand for both.
+/// Removes the `others`, and kinds of operations that then have no direction left, as these would
+/// stand for both directions.
 fn one_way(caps: Caps, others: Caps, messages: Caps, one_sided: Caps) -> Caps {
     let mut caps = with_directions(caps) - others - Caps::COLLECTIVE;
     if !caps.intersects(messages) {
@@ -89,11 +90,13 @@ fn one_way(caps: Caps, others: Caps, messages: Caps, one_sided: Caps) -> Caps {
 }
 
 impl Eps {
-    /// Makes a scalable endpoint with `rx_count` receive contexts, 1 to [`Node::CTX_MAX`], none of
-    /// them open, and the given number or the lowest that has as many free ones behind it.
+    /// Creates a scalable endpoint with `rx_count` receive contexts, 1 to [`Node::CTX_MAX`], none
+    /// of them open. It has the given number, or the lowest number that is followed by enough free
+    /// ones.
     ///
     /// # Errors
-    /// - [`Error::Invalid`]: so many contexts cannot be, or have no numbers behind the given one.
+    /// - [`Error::Invalid`]: the number of contexts is out of range, or too large for the given
+    ///   number.
     /// - [`Error::AddrInUse`]: one of the numbers is taken.
     /// - [`Error::NoMem`]: there are not as many free numbers in a row.
     pub fn sep_open(&mut self, number: Option<u16>, rx_count: usize) -> Result<SepId> {
@@ -115,8 +118,8 @@ impl Eps {
         Ok(SepId(self.numbers.kept.handle(idx)))
     }
 
-    /// Opens a transmit context, which is an endpoint to all calls and closed like one. Of the
-    /// attributes the number does not count, nor do capabilities to receive.
+    /// Opens a transmit context, which all calls treat as an endpoint, closing included. The number
+    /// in the attributes and capabilities to receive are ignored.
     ///
     /// # Errors
     /// [`Error::BadFd`]: the scalable endpoint was closed. Else as [`open`](Self::open).
@@ -127,11 +130,11 @@ impl Eps {
         self.record(attr, number)
     }
 
-    /// Opens receive context `idx`, which is an endpoint to all calls and closed like one. Of the
-    /// attributes the number does not count, nor do capabilities to send.
+    /// Opens receive context `idx`, which all calls treat as an endpoint, closing included. The
+    /// number in the attributes and capabilities to send are ignored.
     ///
     /// # Errors
-    /// - [`Error::Invalid`]: there are not as many. [`Error::Busy`]: it is open.
+    /// - [`Error::Invalid`]: there are fewer contexts. [`Error::Busy`]: the context is open.
     /// - [`Error::BadFd`]: the scalable endpoint was closed.
     ///
     /// Else as [`open`](Self::open).
@@ -169,7 +172,7 @@ impl Eps {
         self.slot(number) != Ep::NOBODY || self.is_kept(number)
     }
 
-    /// Whether it is a scalable endpoint's.
+    /// Whether a scalable endpoint reserves the number.
     pub(super) fn is_kept(&self, number: u16) -> bool {
         self.numbers.kept.iter().any(|(_, sep)| sep.has(number))
     }
@@ -184,11 +187,11 @@ impl Eps {
 }
 
 impl Node {
-    /// Contexts of each direction that a scalable endpoint has at most.
+    /// Maximum contexts of each direction of a scalable endpoint.
     pub const CTX_MAX: usize = 256;
 
-    /// The address others reach receive context 0 by, and all of its contexts through an address
-    /// vector that names contexts.
+    /// The address of receive context 0, and of all contexts through an address vector that names
+    /// contexts.
     ///
     /// # Errors
     /// [`Error::BadFd`]: it was closed.

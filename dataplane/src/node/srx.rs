@@ -1,13 +1,14 @@
 //! Shared receive contexts: receives that several endpoints take their messages from.
 //!
 //! A context is an endpoint record that no message names. Messages for the endpoints that share it
-//! are matched in its tables, with the receives and unexpected messages of all of them in one
-//! order. Once matched, the receive is the endpoint's: it completes in its queue, is counted by its
-//! counters, and ends with it. The queue is not known when a receive is posted, so the completion
-//! entry is reserved at the match. Without room the message waits, and later ones to the same
-//! endpoint with it; other endpoints go on.
+//! are matched in its tables, which keep the receives and unexpected messages of all of them in one
+//! order. Once matched, the receive belongs to the endpoint: it completes in the endpoint's queue,
+//! is counted by its counters, and ends with it. The queue is not known when a receive is posted,
+//! so the completion entry is reserved at the match. Without room the message waits, and so do
+//! later ones to the same endpoint; other endpoints continue.
 //!
-//! Multi-receives, peeks and buffered receives are an endpoint's own, and are refused here.
+//! Multi-receives, peeks and buffered receives need receives of an endpoint's own, and are refused
+//! here.
 
 use super::ops::RecvFlags;
 use super::post::recv_wr;
@@ -19,8 +20,8 @@ use crate::idx::{AvIdx, CntrIdx, CqIdx, EpIdx, RecvIdx};
 use crate::proto::matching::Src;
 use crate::types::Instant;
 
-/// A receive of a context that has ended, taken out of its tables, when no endpoint that shares the
-/// context had room for the error.
+/// An ended receive of a context, out of its tables, for whose error entry no sharing endpoint had
+/// room.
 #[derive(Debug)]
 pub(super) struct EndedRecv {
     srx: EpIdx,
@@ -30,15 +31,15 @@ pub(super) struct EndedRecv {
 
 const KINDS: [MsgKind; 2] = [MsgKind::Msg, MsgKind::Tagged];
 
-/// Capabilities that a context may be asked for.
+/// Capabilities that a context may request.
 const CAPS: Caps = Caps::MSG.union(Caps::TAGGED).union(Caps::RECV).union(Caps::ANY_DIRECTED_RECV);
 
 impl Eps {
-    /// Makes a shared receive context. Receives may be posted to it at once.
+    /// Creates a shared receive context. Receives may be posted to it at once.
     /// [`ep_close`](Node::ep_close) closes it once no endpoint shares it any more; receives without
     /// a message then end without a completion.
     ///
-    /// Only the attributes for receives count.
+    /// Only the attributes for receives are used.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -85,8 +86,8 @@ impl Eps {
         Ok(())
     }
 
-    /// Sources that a context's receives name are looked up in the address vector of its
-    /// endpoints, which is one.
+    /// Sources named by a context's receives are looked up in the address vector of its endpoints,
+    /// which must be the same for all.
     pub(super) fn srx_take_av(&mut self, e: EpIdx) -> Result<()> {
         let (av, srx) = (self[e].av, self[e].srx);
         let Some(context) = self.get_mut(srx) else { return Ok(()) };
@@ -98,14 +99,14 @@ impl Eps {
         Ok(())
     }
 
-    /// Endpoint `e`, which has no operation left, stops sharing.
+    /// Ends the sharing of endpoint `e`, which has no operation left.
     pub(super) fn srx_leave(&mut self, e: EpIdx) {
         let srx = std::mem::replace(&mut self[e].srx, EpIdx::NONE);
         let Some(context) = self.get_mut(srx) else { return };
         let left = context.sharers.unwrap_or(0).saturating_sub(1);
         context.sharers = Some(left);
         if left == 0 {
-            // Its endpoints held the address vector; the next one may have another.
+            // Its endpoints held the address vector; the next endpoint may have another.
             context.av = AvIdx::NONE;
         }
     }
@@ -120,7 +121,7 @@ impl Eps {
 }
 
 impl Eps {
-    /// Frees a receive of context `s` that no queue can report.
+    /// Frees a receive of context `s` without a completion: no queue can report it.
     fn drop_shared(&mut self, posted: &mut Receives, s: EpIdx, kind: MsgKind, recv: RecvIdx) {
         self[s].matcher[kind as usize].unlink_posted(&mut posted.pool, recv);
         self.free_recv(posted, recv);
@@ -151,7 +152,7 @@ impl Receiving<'_> {
         Ok(())
     }
 
-    /// Posts a receive to context `s`, as the context's or as that of `owner`, a deferred endpoint
+    /// Posts a receive to context `s`, for the context itself or for `owner`, a deferred endpoint
     /// of it.
     pub(super) fn post_shared(
         &mut self,
@@ -175,8 +176,8 @@ impl Receiving<'_> {
         Ok(())
     }
 
-    /// Delivers the unexpected messages of context `s` that have a receive and whose endpoints have
-    /// room, in order.
+    /// Delivers, in order, the unexpected messages of context `s` that have a receive and whose
+    /// endpoints have room.
     pub(super) fn retry_shared_unexpected(&mut self, now: Instant, s: EpIdx) {
         for kind in KINDS {
             loop {
@@ -189,7 +190,8 @@ impl Receiving<'_> {
                 let Some(msg) = found else { break };
                 let (head, e) =
                     (self.sessions.unexpected.head(msg), self.sessions.unexpected[msg].payload.ep);
-                // Without room its endpoint waits from now on; messages of others are tried.
+                // If its endpoint has no room, that waits from now on; messages of other endpoints
+                // are tried.
                 let src = self.sessions.peers[head.peer].src(head.peer, head.src_ep);
                 if let Some(recv) = self.sessions.objects().target_shared(e, &head, src) {
                     self.sessions.eps.unmatch(self.sessions.unexpected, msg);
@@ -201,8 +203,8 @@ impl Receiving<'_> {
 }
 
 impl Objects<'_> {
-    /// Takes a receive of the context for a message to endpoint `e`, which it belongs to from now
-    /// on.
+    /// Takes a receive of the context for a message to endpoint `e`; the receive then belongs to
+    /// `e`.
     pub(super) fn target_shared(&mut self, e: EpIdx, head: &MsgHead, src: Src) -> Option<RecvIdx> {
         let (s, kind) = (self.eps[e].srx, head.kind() as usize);
         let matcher = &self.eps[s].matcher[kind];
@@ -216,8 +218,8 @@ impl Objects<'_> {
         Some(recv)
     }
 
-    /// Reserves an entry in the receive queue of endpoint `e`. If it has none, its messages are
-    /// retried when the queue is read.
+    /// Reserves an entry in the receive queue of endpoint `e`. If no entry is free, its messages
+    /// are retried when the queue is read.
     fn reserve_for(&mut self, e: EpIdx) -> bool {
         let cq = self.eps[e].rx_cq;
         self.eps.make_room(self.cqs, cq);
@@ -228,7 +230,7 @@ impl Objects<'_> {
         room
     }
 
-    /// Makes a receive of a context one of endpoint `e`.
+    /// Transfers a receive of a context to endpoint `e`.
     fn hand_over(&mut self, recv: RecvIdx, e: EpIdx) {
         let from = self.posted[recv].payload.ep;
         let to = if self.eps[from].deferred_for == EpIdx::NONE {
@@ -243,8 +245,8 @@ impl Objects<'_> {
         self.eps[to].rx_used += 1;
     }
 
-    /// The deferred endpoint of endpoint `e` that the counter of deferred endpoint `t` counts for;
-    /// the endpoint itself if it can have none.
+    /// The deferred endpoint of endpoint `e` with the same counter as deferred endpoint `t`; `e`
+    /// itself if it can have none.
     #[cold]
     fn deferred_sibling(&mut self, t: EpIdx, e: EpIdx) -> EpIdx {
         let cntr = self.eps[t].tx_cntr;
@@ -284,9 +286,9 @@ impl Objects<'_> {
         true
     }
 
-    /// Ends a receive of context `s` that takes no message any more: as soon as an endpoint that
-    /// shares the context has room for the error. False, and nothing has happened, if there is no
-    /// such endpoint.
+    /// Ends a receive of context `s` that takes no message any more, as soon as an endpoint that
+    /// shares the context has room for the error. False, and nothing has changed, if no endpoint
+    /// shares it.
     pub(super) fn end_shared_in_time(
         &mut self,
         s: EpIdx,
@@ -303,7 +305,7 @@ impl Objects<'_> {
         is_shared
     }
 
-    /// Ends the receives that wait for room, as far as there is some.
+    /// Ends the receives that wait for room, as far as there is room now.
     pub(super) fn end_waiting(&mut self) {
         for one in std::mem::take(&mut self.observed.losses.unended) {
             match self.sharer_with_room(one.srx) {
@@ -316,8 +318,8 @@ impl Objects<'_> {
         }
     }
 
-    /// The port is gone: the receives of contexts end, as far as the queues have room for the
-    /// errors.
+    /// Ends the receives of contexts, as far as the queues have room for the errors: the port is
+    /// gone.
     pub(super) fn srx_port_gone(&mut self) {
         let contexts: Vec<EpIdx> =
             (self.eps.iter()).filter(|(_, ep)| ep.sharers.is_some()).map(|(s, _)| s).collect();
