@@ -4,11 +4,11 @@
 //! As in `fast_eager`, every check comes first and nothing changes unless all pass; otherwise the
 //! slow path (`rma`, `rma_out`, `rma_in`) starts from the beginning. An operation of one packet
 //! leaves in the call that posts it. Its record ([`FastOp`]) is short: it keeps nothing to
-//! retransmit from, and the packet carries the rest. The answer carries the record's name.
+//! retransmit from, and the packet carries the rest. The answer carries the record's id.
 //!
-//! At most [`ANSWERS_MAX`] operations are in flight to a peer, since the target has to keep that
-//! many answers. The next takes the slow path (`Node::try_rma` decides), where it waits for one of
-//! them to end.
+//! At most [`ANSWERS_MAX`] operations are in flight to a peer, since the target has to keep as many
+//! answers. The next operation takes the slow path (`Node::try_rma` decides), where it waits until
+//! an operation ends.
 
 use barewire_driver::frame::{ETH_HDR_LEN, RxFrame};
 use barewire_driver::hint::cold;

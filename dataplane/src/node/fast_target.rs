@@ -1,8 +1,8 @@
 //! The fast path of one-sided operations at the target, on a lossless path. `fast_rma` has the
 //! initiator's side.
 //!
-//! A request is executed as it arrives. Its answer leaves while the request is read, if the port
-//! can send then. Otherwise the port stays lent until the end of the burst, and answers wait in a
+//! A request is executed as it arrives. Its answer leaves while the request is processed, if the
+//! port can send then. Otherwise the port is lent until the end of the burst, and answers wait in a
 //! list.
 
 use barewire_driver::frame::RxFrame;

@@ -1,8 +1,8 @@
-//! Calling a collective: what a call may be, and what follows from its arguments.
+//! Calling a collective: the validation of a call, and the values derived from its arguments.
 //!
-//! What all members say alike ([`CollCall`]) is checked when it changes: programs repeat their
-//! calls, so a group remembers its last one ([`CheckedCall`]). What differs from call to call, the
-//! buffers and how it is told, is looked at each time.
+//! Arguments that are equal on all members ([`CollCall`]) are checked only when they change:
+//! programs repeat their calls, so a group caches its last call ([`CheckedCall`]). Arguments that
+//! differ between calls, the buffers and the kind of completion, are checked each time.
 
 use barewire_driver::hint::cold;
 use barewire_driver::mem::atomic::{AtomicOp, Datatype, reduces};
@@ -21,29 +21,29 @@ use crate::plant::{Bug, planted};
 use crate::proto::coll::Shape;
 use crate::types::{FI_ADDR_UNSPEC, FiAddr};
 
-/// What an endpoint says of its part in a broadcast (`FI_SEND`, `FI_RECV`).
+/// The endpoint's part in a broadcast (`FI_SEND`, `FI_RECV`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// It is the root.
+    /// The endpoint is the root.
     Send,
-    /// It is not.
+    /// The endpoint is not the root.
     Recv,
 }
 
-/// What all members of a group say alike when they call a collective.
+/// The arguments of a collective that are equal on all members of the group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CollCall {
-    /// What.
+    /// Kind, operation and datatype.
     pub what: CallWord,
-    /// Among whom.
+    /// The group.
     pub group: GroupId,
     /// Elements of a block.
     pub count: u64,
-    /// The root, as an address of the vector.
+    /// The root, as an address in the address vector.
     pub root: FiAddr,
 }
 
-/// `FI_NOOP`, the operation of what does not reduce.
+/// `FI_NOOP`, the operation of calls that do not reduce.
 pub const FI_NOOP: u32 = 256;
 /// `FI_VOID`, the datatype of a barrier.
 pub const FI_VOID: u32 = 256;
@@ -53,28 +53,28 @@ pub const FI_VOID: u32 = 256;
 pub struct CallWord(u32);
 
 impl CallWord {
-    /// No call, for none has such numbers.
+    /// No call: no call has these numbers.
     const NOTHING: Self = Self(u32::MAX);
 
-    /// A call of this kind. The operation is `None` for what does not reduce, the datatype for a
-    /// barrier.
+    /// A call of this kind. The operation is `None` for calls that do not reduce, the datatype for
+    /// a barrier.
     pub fn new(kind: Kind, op: Option<AtomicOp>, ty: Option<Datatype>) -> Self {
         let op = op.map_or(FI_NOOP, |op| op as u32);
         Self::of_numbers(kind, op, ty.map_or(FI_VOID, |ty| ty as u32))
     }
 
-    /// The same by libfabric's numbers, of which that of the operation is ignored where nothing is
-    /// reduced. That a number names nothing is found out by the call.
+    /// A call by libfabric's numbers. The operation's number is ignored if the kind does not
+    /// reduce. Numbers without a meaning are detected by the call.
     #[inline(always)]
     pub const fn of_numbers(kind: Kind, op: u32, ty: u32) -> Self {
-        // All above this one name nothing.
+        // All numbers above this one have no meaning.
         const MOST: u32 = 0xfff;
         let (op, ty) = (if op < MOST { op } else { MOST }, if ty < MOST { ty } else { MOST });
         Self(kind as u32 | op << 8 | ty << 20)
     }
 
     /// # Errors
-    /// [`Error::OpNotSupp`]: a number that names nothing.
+    /// [`Error::OpNotSupp`]: a number has no meaning.
     fn parts(self) -> Result<(Kind, Option<AtomicOp>, Option<Datatype>)> {
         let none = Error::OpNotSupp("no such operation or datatype");
         let kind = *Kind::ALL.get((self.0 & 0xff) as usize).ok_or(none)?;
@@ -89,16 +89,16 @@ impl CallWord {
     }
 }
 
-/// A collective to call, but for the buffers.
+/// A collective call, without its buffers.
 #[derive(Clone, Copy, Debug)]
 pub struct CollReq {
-    /// What all members say alike.
+    /// The arguments that are equal on all members.
     pub call: CollCall,
-    /// The caller's own opinion of who is the root of a broadcast.
+    /// The caller's claim about its part in a broadcast.
     pub role: Option<Role>,
-    /// Comes back in the completion.
+    /// Returned in the completion.
     pub context: u64,
-    /// `COMPLETION` alone means something here.
+    /// Only `COMPLETION` has a meaning.
     pub flags: OpFlags,
 }
 
@@ -110,21 +110,21 @@ impl CollCall {
     }
 }
 
-/// What a call of some kind takes (`struct fi_collective_attr`).
+/// Limits of calls of a kind (`struct fi_collective_attr`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CollAttr {
-    /// Elements of a block at most; 0 for a barrier.
+    /// Maximum elements of a block; 0 for a barrier.
     pub count: u64,
     /// Bytes of an element; 0 for a barrier.
     pub size: usize,
-    /// Members of a group at most.
+    /// Maximum members of a group.
     pub max_members: usize,
 }
 
-/// Answers `fi_query_collective`: exactly what [`Node::coll_post`] takes.
+/// Answers `fi_query_collective`: exactly the calls that [`Node::coll_post`] accepts.
 ///
 /// # Errors
-/// [`Error::OpNotSupp`]: no such pair, or a barrier with a type, or anything else without one.
+/// [`Error::OpNotSupp`]: no such pair, or a barrier with a type, or another kind without one.
 pub fn query(kind: Kind, op: Option<AtomicOp>, ty: Option<Datatype>) -> Result<CollAttr> {
     let max_members = MEMBERS_MAX;
     match (kind, op, ty) {
@@ -147,10 +147,10 @@ fn exists(ty: Datatype) -> bool {
     reduces(AtomicOp::Sum, ty)
 }
 
-/// The call of a group that was checked last, and what follows from its arguments.
+/// The last checked call of a group, and the values derived from its arguments.
 #[derive(Debug)]
 pub(super) struct CheckedCall {
-    /// [`NOTHING`](What::NOTHING) while no call may be made.
+    /// [`NOTHING`](CallWord::NOTHING) while no call may be made.
     what: CallWord,
     count: u64,
     root: FiAddr,
@@ -175,13 +175,13 @@ impl CheckedCall {
         part: Part::NONE,
     };
 
-    /// From now on no call may be made, or none was checked.
+    /// Forgets the checked call: until the next check no call may be made.
     pub(super) fn forget(&mut self) {
         self.what = CallWord::NOTHING;
     }
 
-    /// Checks what is this member's own: how it calls, and its buffers. Returns whether these are
-    /// the same memory.
+    /// Checks the arguments of this member: flags, role and buffers. Returns whether source and
+    /// result are the same memory.
     ///
     /// # Errors
     /// [`Error::BadFlags`]; [`Error::Invalid`] for the role and the buffers.
@@ -211,7 +211,7 @@ impl CheckedCall {
 }
 
 impl Group {
-    /// What follows from `call`, which names this group.
+    /// The values derived from `call`, which names this group.
     #[inline(always)]
     fn check(&mut self, call: &CollCall) -> Result<&CheckedCall> {
         let known = &self.checked;
@@ -247,7 +247,7 @@ impl Group {
             return Err(Error::MsgTooLong);
         }
         let reduce = op.zip(ty);
-        // As many as all members' blocks at most.
+        // At most the size of all members' blocks.
         let bytes = |blocks: u64| (shape.block() * blocks) as usize;
         let number = self.checked.part.number() + 1;
         let mark = self.mark_of(&shape, reduce);
@@ -265,14 +265,14 @@ impl Group {
         Ok(())
     }
 
-    /// What all members have alike in a call.
+    /// The hash of the parameters of a call that are equal on all members.
     pub(super) fn mark_of(&self, shape: &Shape, reduce: Option<(AtomicOp, Datatype)>) -> u64 {
         u64::from(self.hash) << 32 | u64::from(signature(shape, reduce))
     }
 }
 
 impl Coll {
-    /// Why an endpoint cannot make a call that names no group of it.
+    /// The error of a call of an endpoint that names no group of it.
     #[inline(never)]
     fn no_group_error(&self, eps: &Eps, ep: EpId) -> Error {
         let none = Error::Invalid("coll_addr is no group of this endpoint");
@@ -281,21 +281,23 @@ impl Coll {
 }
 
 impl Node {
-    /// Calls a collective. It goes on with the turns of the loop.
+    /// Calls a collective. It makes progress with the turns of the loop.
     ///
-    /// `lend` is given how many bytes this member's source and result have in the call, and lends
-    /// them until it has ended; they may be longer. A broadcast has the result alone.
+    /// `lend` gets the lengths of this member's source and result in the call, and lends buffers of
+    /// at least these lengths until the call has ended. A broadcast has only a result.
     ///
     /// # Errors
     /// Nothing was begun, nothing will complete:
     /// - [`Error::BadFd`], [`Error::OpBadState`], [`Error::OpNotSupp`] for the endpoint as in
-    ///   [`coll_join`](Self::coll_join); [`Error::OpBadState`] also while the join goes on.
+    ///   [`coll_join`](Self::coll_join); [`Error::OpBadState`] also while the join is in progress.
     /// - [`Error::Invalid`]: no group of this endpoint; a root that is no member; a role that
     ///   contradicts it; a buffer that is too short; source and result that overlap, unless they
     ///   are the same memory of an allreduce or reduce.
-    /// - [`Error::OpNotSupp`]: what [`query`] refuses. [`Error::MsgTooLong`]: above its count.
+    /// - [`Error::OpNotSupp`]: a call that [`query`] refuses. [`Error::MsgTooLong`]: above its
+    ///   count.
     /// - [`Error::BadFlags`]. [`Error::Again`]: a queue is full. [`Error::NoMem`].
-    /// - the error that ended the group, if a member died or left: the group is of no more use.
+    /// - the error that ended the group, if a member died or left: the group is not usable any
+    ///   more.
     #[inline]
     pub fn coll_post(
         &mut self,
@@ -358,7 +360,7 @@ impl Node {
         let stored = Stored { eps, peers, unexpected };
         let o = coll.begin_op(&stored, (g, shape), reduce, buffers, Some(user))?;
         self.coll.queue_op(o);
-        // Its members find out if they do not call the same.
+        // The members detect that they do not make the same call.
         if let Added::First = self.coll.groups[g].add_call(None) {
             self.call_waits(g);
         }
@@ -366,7 +368,7 @@ impl Node {
     }
 }
 
-/// What members must agree on in a call, in 32 bits.
+/// The parameters that members must agree on in a call, in 32 bits.
 fn signature(shape: &Shape, reduce: Option<(AtomicOp, Datatype)>) -> u32 {
     let what = reduce.map_or(0xffff, |(op, ty)| (op as u64) << 8 | ty as u64);
     let kind = (shape.kind as u64) << 16 | what;

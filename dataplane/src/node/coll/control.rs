@@ -1,8 +1,8 @@
-//! What members tell each other: the tags of their messages, and why a group is over.
+//! Control messages between members: tags, and error codes of ended groups.
 
 use crate::error::Error;
 
-/// Receives for control messages that every collective side has posted.
+/// Receives for control messages that every collective side keeps posted.
 pub(super) const LISTENING: usize = 8;
 
 /// Kinds of messages between collective sides, in bits 12 to 15 of the tag.
@@ -10,13 +10,13 @@ pub(super) const KIND_SHIFT: u32 = 12;
 pub(super) const KIND_DATA: u64 = 0;
 pub(super) const KIND_CONTROL: u64 = 1;
 
-/// What a control message says.
+/// Kinds of control messages.
 pub(super) const ABORT: u64 = 1;
 pub(super) const LEAVE: u64 = 2;
-/// Whether the receiver is still in the group: if not, it answers LEAVE, or ABORT.
+/// Asks whether the receiver is still in the group. If not, it answers LEAVE or ABORT.
 pub(super) const ASK: u64 = 3;
 
-/// Time after which a member that is waited for is asked, nanoseconds.
+/// Time after which an awaited member is asked, nanoseconds.
 pub(super) const ASK_NS: u64 = 1_000_000_000;
 
 /// Members called different collectives, or the same with different arguments.
@@ -36,12 +36,12 @@ pub(super) fn control_tag(gid: u32, what: u64) -> u64 {
     u64::from(gid) << 32 | KIND_CONTROL << KIND_SHIFT | what
 }
 
-/// The name of the group, the number of the call and the kind in a tag.
+/// The group id, the call's sequence number and the message kind in a tag.
 pub(super) fn parts_of(tag: u64) -> (u32, u16, u64) {
     ((tag >> 32) as u32, (tag >> 16) as u16, tag >> KIND_SHIFT & 15)
 }
 
-/// Why a group is over, as a control message carries it.
+/// The error that ended a group, from its code in a control message.
 pub(super) fn reason(code: u64) -> Error {
     const REASONS: [Error; 6] = [
         Error::HostUnreach,

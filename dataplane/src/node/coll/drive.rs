@@ -1,4 +1,4 @@
-//! Schedules go on: what has ended is told to them, and what they ask for next is posted.
+//! Progress of schedules: ended messages are reported to them, and their next actions are posted.
 
 use barewire_driver::frame::TxFrame;
 use barewire_driver::mem::IoBuf;
@@ -26,16 +26,16 @@ use crate::slab::Handle;
 use crate::table::Table;
 use crate::types::{CqErr, Cqe, EpAddr, FI_ADDR_UNSPEC, FiAddr, Instant, Tenant};
 
-/// Context of a receive for control messages: this bit and the slot of the side.
+/// Context of a receive for control messages: this bit and the slot of the collective side.
 pub(super) const CONTROL: u64 = 1 << 63;
 
-/// Context of an ASK: this bit besides, and [`asked`](super::fail).
+/// Context of an ASK: this bit in addition, and [`asked`](super::fail).
 pub(super) const ASKED: u64 = 1 << 62;
 
-/// Time after which a post that found no room is tried again, nanoseconds.
+/// Pause before a post that found no room is retried, nanoseconds.
 const RETRY_NS: u64 = 20_000;
 
-/// Memory that is kept for the next calls.
+/// Number of memory blocks kept for the next calls.
 const SPARE: usize = 4;
 const SPARE_LEN_MAX: usize = 1 << 20;
 
@@ -45,17 +45,17 @@ fn context_of(op: Handle<CallIdx>, round: u32) -> u64 {
         | u64::from(round & 0x7f_ffff) << 40
 }
 
-/// The messages that are stored, as they have no receive.
+/// The stored messages, which have no receive yet.
 pub(super) struct Stored<'a> {
     pub(super) eps: &'a Eps,
-    /// Whom they are of.
+    /// The senders of the messages.
     pub(super) peers: &'a Peers,
     pub(super) unexpected: &'a UnexpectedPool<UnexpectedMsg>,
 }
 
 impl Stored<'_> {
-    /// Whether no earlier message of this sender with this tag is stored. Numbers of calls come
-    /// round, and the later one is of a later call.
+    /// Whether no earlier message of this sender with this tag is stored. Sequence numbers of calls
+    /// wrap, and the later message belongs to a later call.
     fn is_first(&self, msg: UnexpectedIdx) -> bool {
         let m = &self.unexpected[msg];
         let p = m.payload.peer;
@@ -66,13 +66,13 @@ impl Stored<'_> {
 }
 
 impl Coll {
-    /// Whether some call that goes by messages may go on.
+    /// Whether a call by messages may make progress.
     #[inline(always)]
     pub(crate) fn has_work(&self) -> bool {
         !self.work.is_empty()
     }
 
-    /// Receives that are posted as long as there are collective sides.
+    /// Number of receives that stay posted while there are collective sides.
     pub(crate) fn listening(&self) -> usize {
         self.sides.len() * LISTENING
     }
@@ -84,7 +84,7 @@ impl Coll {
         (op && same).then_some(o)
     }
 
-    /// Lets a call go on with the next turn.
+    /// Queues a call for progress in the next turn.
     pub(super) fn queue_op(&mut self, o: CallIdx) {
         let op = &mut self.ops[o];
         if !std::mem::replace(&mut op.queued, true) {
@@ -92,7 +92,7 @@ impl Coll {
         }
     }
 
-    /// Keeps what a call used for the next one.
+    /// Keeps the memory of an ended call for the next one.
     pub(super) fn give_back(&mut self, op: Op) {
         if let Some(scratch) = op.scratch
             && self.scratch.len() < SPARE
@@ -110,16 +110,16 @@ impl Coll {
         self.groups.iter().any(|(_, g)| joining(g))
     }
 
-    /// Whether [`coll_progress`](Node::coll_progress) would find something.
+    /// Whether [`coll_progress`](Node::coll_progress) would find work.
     #[inline]
     pub(crate) fn is_due(&self, cqs: &Cqs) -> bool {
         let Coll { work, lost, arrived, owed, .. } = self;
-        // One branch for all: usually there is nothing.
+        // One branch for all queues: usually all are empty.
         let waiting = work.len() | lost.len() | arrived.len() | owed.len();
         self.cq.is_some_and(|cq| cqs[cq.0.idx()].cq.ready() | waiting != 0)
     }
 
-    /// Whether there is something to do, be it only by time.
+    /// Whether there is work, timeouts included.
     #[inline]
     pub(crate) fn wants(&self, now: Instant, cqs: &Cqs) -> bool {
         let Coll { deadline, asks_at, .. } = *self;
@@ -128,16 +128,16 @@ impl Coll {
         by_time || self.is_due(cqs) || self.boards_are_due() || self.boards_are_late(now)
     }
 
-    /// When progress is due even if nothing arrives.
+    /// Time at which progress is due even if nothing arrives.
     pub(crate) fn next_deadline(&self, now: Instant, cqs: &Cqs) -> Option<Instant> {
         let busy = self.stalled || !self.owed.is_empty();
-        // What came while the last transmit gave frames to ourselves is looked at by the next one.
+        // Messages that the last transmit delivered to this node are processed by the next one.
         let retry = if busy { Some(now + RETRY_NS) } else { self.is_due(cqs).then_some(now) };
         let Coll { deadline, asks_at, .. } = *self;
         [deadline, asks_at, retry, self.boards_deadline(now)].into_iter().flatten().min()
     }
 
-    /// A call begins: what is stored under its number must be of it.
+    /// Drops messages stored under the number of a beginning call that do not belong to it.
     pub(super) fn drop_foreign_early(&mut self, stored: &Stored<'_>, o: CallIdx) {
         let op = &self.ops[o];
         let group = &self.groups[op.group];
@@ -155,7 +155,7 @@ impl Coll {
         }
     }
 
-    /// A message was stored for a collective side: it is looked at in the next turn.
+    /// Notes that a message was stored for a collective side: it is processed in the next turn.
     #[cold]
     pub(in crate::node) fn note_arrived(
         &mut self,
@@ -177,7 +177,7 @@ impl Coll {
         }
     }
 
-    /// Whether a stored message came behind the entry that was looked at last.
+    /// Whether a stored message arrived behind the last processed queue entry.
     pub(super) fn is_behind(
         &self,
         unexpected: &UnexpectedPool<UnexpectedMsg>,
@@ -187,7 +187,7 @@ impl Coll {
         self.behind.iter().any(|&(m, g, last)| (m, g) == behind && last >= self.looked_at)
     }
 
-    /// A receive of a call has ended.
+    /// Notes that a receive of a call has ended.
     fn waits_no_more(&mut self, avs: &Avs, peers: &mut Peers, o: CallIdx, src: FiAddr) {
         let Some(av) = self.av else { return };
         let Some(entry) = avs[av.0.idx()].av.lookup(src) else { return };
@@ -201,7 +201,7 @@ impl Coll {
 }
 
 impl Node {
-    /// Lets every call go on as far as it can.
+    /// Advances every call as far as possible.
     pub(crate) fn coll_progress(&mut self, now: Instant, out: &mut dyn FrameSink) {
         let Some(cq) = self.coll.cq else { return };
         self.coll.stalled = false;
@@ -240,7 +240,7 @@ impl Node {
             }
         }
         self.coll.behind.clear();
-        // What has arrived comes first: it may be what was waited for.
+        // Arrived messages first: the join may complete by them.
         if self.coll.deadline.is_some_and(|at| at <= now) {
             self.end_late_joins(now);
         }
@@ -250,7 +250,7 @@ impl Node {
         self.send_owed(now);
     }
 
-    /// A message between collective sides has come or gone.
+    /// Processes the completion of a message between collective sides.
     fn on_side_done(&mut self, now: Instant, cqe: &Cqe, out: &mut dyn FrameSink) {
         if cqe.op_context & CONTROL != 0 {
             if cqe.op_context & ASKED != 0 {
@@ -292,7 +292,7 @@ impl Node {
         let g = self.coll.ops[o].group;
         let why = match err.err {
             Error::Trunc => DISAGREE,
-            // What we gave up ourselves says nothing about anybody.
+            // An operation that this node cancelled itself says nothing about the member.
             other => other,
         };
         let op = &mut self.coll.ops[o];
@@ -302,7 +302,7 @@ impl Node {
         self.abort_group(now, g, why);
     }
 
-    /// A control message of somebody who is in no group of ours (yet).
+    /// Processes a control message of a sender that is in no group of this node (yet).
     fn on_strange_control(&mut self, err: &CqErr) {
         let Some(from) = err.err_data else { return };
         let (gid, _, _) = parts_of(err.cqe.tag);
@@ -313,7 +313,7 @@ impl Node {
         self.on_unjoined_group_end(side, from, &err.cqe);
     }
 
-    /// Does what a call asks for until it has to wait.
+    /// Executes the actions of a call until it has to wait.
     fn drive_op(&mut self, now: Instant, o: CallIdx, out: &mut dyn FrameSink) {
         if self.coll.ops[o].words.is_some() {
             self.coll.offer_board(&self.peers, self.port.station, o, out);
@@ -350,7 +350,7 @@ impl Node {
         let member = group.members[comm.rank as usize];
         let (side, tag) = (group.side, data_tag(group.gid, op.seq, comm.step));
         if let Some(err) = member.gone {
-            // What it sent before may be here.
+            // An early message of that member may be stored.
             let from = self.peers[member.peer].src(member.peer, member.ep);
             let matcher = &self.eps[side.0.idx()].matcher[MsgKind::Tagged as usize];
             if matcher.match_unexpected(&self.unexpected, tag, 0, from).is_none() {
@@ -383,7 +383,7 @@ impl Node {
         let op = &mut self.coll.ops[o];
         op.waits.push(p);
         op.run.done();
-        // Its silence counts, also if nothing was ever said between us.
+        // The peer's silence counts, even if no message was ever exchanged with it.
         self.probe_silent(now, p);
         PostOutcome::On
     }
@@ -437,7 +437,7 @@ impl Node {
                 return PostOutcome::Over;
             }
         }
-        // A peer that is known to have another life fails the post at once.
+        // A post to a peer that is known to have another incarnation fails at once.
         let Some(op) = self.coll.ops.get_mut(o) else { return PostOutcome::Over };
         op.run.done();
         if inject {
@@ -448,7 +448,7 @@ impl Node {
         PostOutcome::On
     }
 
-    /// A call has ended well.
+    /// Ends a call with success.
     fn end_op(&mut self, now: Instant, o: CallIdx) {
         let op = self.coll.ops.free(o);
         let g = op.group;
@@ -465,7 +465,7 @@ impl Node {
         }
     }
 
-    /// The members of a group have exchanged who they are.
+    /// Ends a join: the members of a group have exchanged their parameters.
     fn end_join(&mut self, now: Instant, g: GroupIdx, op: &Op) {
         let word = |i: usize| {
             let mut bytes = [0; 8];
@@ -473,7 +473,7 @@ impl Node {
             u64::from_le_bytes(bytes)
         };
         let [name, most, least] = [0, 1, 2].map(word);
-        // A name that the first of them has not drawn.
+        // An id that the first member has not drawn.
         if most != !least || name as u32 == 0 || name >= JOIN.into() {
             return self.abort_group(now, g, DISAGREE);
         }
@@ -551,7 +551,7 @@ impl Node {
         }
     }
 
-    /// A group that is not joined here was given up or left by a member, or is asked for.
+    /// Handles an ABORT, LEAVE or ASK for a group that is not joined here.
     fn on_unjoined_group_end(&mut self, side: EpId, from: EpAddr, cqe: &Cqe) {
         let (gid, _, _) = parts_of(cqe.tag);
         match cqe.tag & 0xfff {
@@ -562,8 +562,8 @@ impl Node {
         }
     }
 
-    /// Looks at what was stored since the last time: messages of no kind that we know, of groups
-    /// that are over, of calls that are not the one their number says.
+    /// Checks the messages stored since the last turn: drops messages of unknown kinds, of ended
+    /// groups, and of calls other than the one that their number names.
     fn take_arrived(&mut self, now: Instant) {
         while let Some((msg, generation)) = self.coll.arrived.pop() {
             if self.unexpected.get(msg).is_none() || self.unexpected.generation(msg) != generation {
@@ -607,7 +607,7 @@ impl Node {
 }
 
 impl Objects<'_> {
-    /// Tells the application that its call has ended well.
+    /// Reports to the application that its call has succeeded.
     #[inline(always)]
     pub(super) fn complete_call(&mut self, ep: EpId, user: User) {
         let mut room = SendRoom::of(self.eps, self.cqs, ep.0.idx());
@@ -617,16 +617,16 @@ impl Objects<'_> {
     }
 }
 
-/// The collective side that a receive for control messages is of.
+/// The collective side of a receive for control messages.
 fn side_of(eps: &Table<Ep, (), EpIdx>, context: u64) -> EpId {
     EpId(eps.handle(EpIdx::of(context as u32)))
 }
 
-/// How a post went.
+/// The result of a post.
 enum PostOutcome {
     On,
     NoRoom,
-    /// The call is no more.
+    /// The call has ended.
     Over,
 }
 
@@ -644,7 +644,7 @@ fn memory(op: &Op, slice: &Slice) -> IoBuf {
     buf
 }
 
-/// `len` bytes at a place.
+/// `len` bytes at a place of a call.
 fn share(op: &Op, at: Place, len: u64) -> IoBuf {
     with_area(op, at.area, |io| io.share(at.off as usize, len as usize))
 }

@@ -1,9 +1,9 @@
-//! What ends a group: members that die, leave, disagree or never come.
+//! The end of a group: members that die, leave, disagree or never join.
 //!
-//! Whoever finds it out ends its calls, each with one error entry, and tells the others, and each
-//! of these does the same once. In a group of up to [`FLOOD_ALL`] members everybody is told by
-//! everybody; in a larger one, by those a power of two apart, so that it takes as many deaths as
-//! members one is told by to leave anybody waiting.
+//! A member that detects it ends the group's calls, each with one error entry, and notifies the
+//! others, and each of these does the same once. In a group of up to [`FLOOD_ALL`] members every
+//! member notifies every other; in a larger one, the members at distances of powers of two. So a
+//! member is left waiting only if all members that would notify it die.
 
 use barewire_driver::frame::TxFrame;
 use barewire_driver::port::Tx;
@@ -19,22 +19,22 @@ use crate::slab::NONE;
 use crate::types::{CqErr, Cqe, EpAddr, FI_ADDR_UNSPEC, Instant, ProvErrno};
 use crate::wire::EndStatus;
 
-/// Members up to which everybody tells everybody.
+/// Maximum group size at which every member notifies every other.
 const FLOOD_ALL: usize = 64;
 
-/// Answers that wait until one peer takes them, at most. Whoever gets none asks again.
+/// Maximum answers that wait to leave for one peer. A peer that gets no answer asks again.
 const ANSWERS_MAX: usize = 16;
 
-/// Context of control messages that nobody waits for: no call has this name.
+/// Context of control messages whose completion is ignored: no call has this value.
 const TOLD: u64 = 0xf_ffff;
 
-/// Names of groups that are over, and members that left early, remembered at most of each.
+/// Maximum number of ended groups, and of members that left early, that are remembered.
 const OVER_MAX: usize = 256;
 
-/// Bits of the generation of a group in the context of an ASK.
+/// Mask of the generation of a group in the context of an ASK.
 const GENERATIONS: u32 = (1 << 25) - 1;
 
-/// Who was asked, in the context of an ASK: a group, its generation and a rank in it.
+/// Context of an ASK: a group, its generation and the rank of the asked member.
 fn asked(g: GroupIdx, generation: u32, rank: u32) -> u64 {
     u64::from(rank) | u64::from(g.get()) << 20 | u64::from(generation & GENERATIONS) << 37
 }
@@ -55,15 +55,15 @@ impl Coll {
         self.over.push_back((side.0.idx(), gid, err));
     }
 
-    /// Why the group of this name is over for a side that is not in it, if it is.
+    /// Error that ended the group of this id for a side that is not in it, if it has ended.
     pub(super) fn ended_group_error(&self, side: EpId, gid: u32) -> Option<Error> {
         let side = side.0.idx();
         let mut over = self.over.iter();
         over.find(|&&(of, name, _)| (of, name) == (side, gid)).map(|&(.., err)| err)
     }
 
-    /// A member has left a group that is not joined here yet. What it owed has arrived, so the
-    /// others may go on without it.
+    /// Notes that a member has left a group that is not joined here yet. Its messages have arrived,
+    /// so the others may proceed without it.
     pub(super) fn record_early_leave(&mut self, side: EpId, gid: u32, from: EpAddr) {
         let (side, station) = (side.0.idx(), from.station);
         let early = EarlyLeave { side, gid, station, ep: from.ep };
@@ -76,7 +76,8 @@ impl Coll {
         self.early.push_back(early);
     }
 
-    /// An ASK has ended: the next one may be sent. Returns whom it was for, if the group is there.
+    /// Notes that an ASK has ended, so that the next one may be sent. Returns the group, if it
+    /// still exists, and the asked member.
     pub(super) fn on_ask_ended(&mut self, context: u64) -> Option<(GroupIdx, (PeerIdx, u16))> {
         let (g, generation, rank) = parts_of_asked(context);
         let known = self.groups.generation(g) & GENERATIONS == generation;
@@ -86,7 +87,7 @@ impl Coll {
         Some((g, (member.peer, member.ep)))
     }
 
-    /// The session with `p` has ended: nothing more will come from its members.
+    /// Notes that the session with `p` has ended: no more messages come from its members.
     pub(crate) fn peer_lost(&mut self, p: PeerIdx, err: Error) {
         if self.cq.is_some() {
             self.fresh.retain(|&(of, ..)| of != p);
@@ -120,7 +121,7 @@ impl Node {
         }
     }
 
-    /// Ends a call with an error entry. Nothing touches its memory any more.
+    /// Ends a call with an error entry. Its memory is not accessed any more.
     fn fail_op(&mut self, now: Instant, o: CallIdx, err: Error) {
         self.revoke(now, o);
         let op = self.coll.ops.free(o);
@@ -133,7 +134,7 @@ impl Node {
         self.coll.give_back(op);
     }
 
-    /// Takes the memory of a call out of reach of everything that was posted for it.
+    /// Cancels everything posted for a call, so that its memory is not accessed any more.
     fn revoke(&mut self, now: Instant, o: CallIdx) {
         let op = &mut self.coll.ops[o];
         let waits = std::mem::take(&mut op.waits);
@@ -170,8 +171,8 @@ impl Node {
         self.revoke_placing(now, side, &waits, &ours);
     }
 
-    /// Messages that are half here. Their senders learn why from the ABORT, not from a send that
-    /// fails, so these end as if the messages had been taken.
+    /// Detaches messages that are partly received. Their senders learn the reason from the ABORT,
+    /// not from a failed send, so these messages end as if they had been received.
     fn revoke_placing(
         &mut self,
         now: Instant,
@@ -215,13 +216,13 @@ impl Node {
         }
     }
 
-    /// Throws away what was stored for a group.
+    /// Discards the stored messages of a group.
     fn purge(&mut self, now: Instant, g: GroupIdx, gid: u32) {
         let side = self.coll.groups[g].side;
         self.coll.record_ended_group(side, gid, Error::Canceled);
         let side = side.0.idx();
         if gid & JOIN != 0 {
-            // Others may be at their next attempt already; see `discard_joins`.
+            // Others may be in their next join attempt already; see `discard_joins`.
             return;
         }
         if self.eps[side].matcher[MsgKind::Tagged as usize].unexpected_len() == 0 {
@@ -238,9 +239,9 @@ impl Node {
         }
     }
 
-    /// Throws away what a member has said in joins that it gave up: all that came before its ABORT,
-    /// behind which comes its next attempt. Or, without a name, what every member of a peer has in
-    /// sessions that ended.
+    /// Discards a member's messages of abandoned joins: all that arrived before its ABORT, behind
+    /// which its next attempt follows. With `None` as the number: the messages of every member of a
+    /// peer from ended sessions.
     pub(super) fn discard_joins(&mut self, (p, number): (PeerIdx, Option<u16>), gid: Option<u32>) {
         let now = self.turn.polled_at;
         if self.peers.get(p).is_none_or(|peer| peer.unexpected == 0) {
@@ -267,7 +268,7 @@ impl Node {
         }
     }
 
-    /// A group has been joined, some members of which may have left before.
+    /// Applies the early leaves to a group that has just been joined.
     pub(super) fn take_early(&mut self, now: Instant, g: GroupIdx) {
         if self.coll.early.is_empty() {
             return;
@@ -287,8 +288,8 @@ impl Node {
         }
     }
 
-    /// Asks those who are waited for whether they are still in the group. Who left may not have
-    /// told this member, or under a name that it did not know then.
+    /// Asks the awaited members whether they are still in the group. A member that left may not
+    /// have notified this one, or may have used an id that this one did not know then.
     pub(super) fn ask_awaited(&mut self, now: Instant) {
         self.coll.asks_at = None;
         let groups: Vec<GroupIdx> = (self.coll.groups.iter())
@@ -303,7 +304,7 @@ impl Node {
                 .filter(|&rank| {
                     let m = &group.members[rank as usize];
                     let is_other = rank != group.me && m.gone.is_none();
-                    // One that computes takes nothing meanwhile.
+                    // A member that computes receives nothing meanwhile.
                     is_other
                         && !m.is_asked
                         && (peers.contains(&m.peer) || group.lacks_on_board(rank))
@@ -314,7 +315,7 @@ impl Node {
             }
             self.coll.asks_at.get_or_insert(now + ASK_NS);
         }
-        // Joins end by time; their calls may wait for long afterwards.
+        // Joins end by their timeout; calls may wait longer.
         if !self.coll.ops.is_empty() {
             self.coll.asks_at.get_or_insert(now + ASK_NS);
         }
@@ -330,16 +331,17 @@ impl Node {
             tag: control_tag(group.gid, ASK),
             data: u64::from(group.is_agreed) << 32 | u64::from(group.hash),
             context: CONTROL | ASKED | asked(g, self.coll.groups.generation(g), rank),
-            // That its endpoint is closed is told.
+            // A closed endpoint is reported by the failure of the send.
             flags: OpFlags::REMOTE_CQ_DATA | OpFlags::DELIVERY_COMPLETE,
             no_completion: false,
         };
-        // Without room now, it is asked the next time.
+        // Without room now, the member is asked at the next time.
         let posted = self.post_send(now, group.side, req);
         self.coll.groups[g].members[rank as usize].is_asked = posted.is_ok();
     }
 
-    /// Nobody has heard an ASK: the member's endpoint is closed, unless its session has ended.
+    /// Handles an ASK that no endpoint has received: the member's endpoint is closed, unless its
+    /// session has ended.
     pub(super) fn on_ask_failed(&mut self, now: Instant, err: &CqErr) {
         if let Some((g, member)) = self.coll.on_ask_ended(err.cqe.op_context)
             && err.err == Error::ConnRefused
@@ -348,9 +350,9 @@ impl Node {
         }
     }
 
-    /// Answers a member of a group that is not joined here: by LEAVE if this one has left it, or
-    /// has given up the join, which then had another name. A group of another kind may be joined
-    /// yet, and one whose join goes on has no name yet.
+    /// Answers a member of a group that is not joined here: by LEAVE if this node has left the
+    /// group, or has abandoned the join, which then had another id. A group of the other model may
+    /// still be joined, and a group that is being joined has no id yet.
     pub(super) fn answer_stranger(&mut self, side: EpId, gid: u32, from: EpAddr, data: u64) {
         let (is_agreed, hash) = (data >> 32 != 0, data as u32);
         let joins = |group: &super::Group| {
@@ -363,8 +365,8 @@ impl Node {
         }
     }
 
-    /// Answers an ASK, unless what was said before still waits: so a peer that asks and takes no
-    /// answer does not use up the requests of this node.
+    /// Answers an ASK, unless an earlier answer still waits: a peer that asks and takes no answer
+    /// must not use up the requests of this node.
     pub(super) fn answer_ask(
         &mut self,
         now: Instant,
@@ -372,7 +374,7 @@ impl Node {
         (gid, what): (u32, u64),
         err: Error,
     ) {
-        // Its name is that of the endpoint.
+        // `name_members` takes the endpoint's address, not its side's.
         let to = EpAddr { ep: to.ep ^ SIDE, ..to };
         let Ok(named) = self.name_members(now, &[to]) else { return };
         let takes = |m: &Member| {
@@ -388,7 +390,7 @@ impl Node {
         self.send_owed(now);
     }
 
-    /// Tells the members that a group is over or that this one leaves it.
+    /// Notifies the members that a group has ended or that this member leaves it.
     fn notify_group(&mut self, now: Instant, g: GroupIdx, what: u64, err: Error) {
         let group = &self.coll.groups[g];
         let (n, me) = (group.members.len(), group.me as usize);
@@ -415,7 +417,7 @@ impl Node {
         self.send_owed(now);
     }
 
-    /// Sends the control messages that wait.
+    /// Sends the waiting control messages.
     pub(super) fn send_owed(&mut self, now: Instant) {
         while let Some(&(side, dest, tag, data)) = self.coll.owed.front() {
             let req = SendReq {
@@ -428,7 +430,7 @@ impl Node {
                 flags: OpFlags::REMOTE_CQ_DATA | OpFlags::INJECT,
                 no_completion: true,
             };
-            // Another error than a full table: the member is not known any more.
+            // Errors other than a full table: the member is unknown by now.
             if self.post_send(now, side, req) == Err(Error::Again) {
                 return;
             }
@@ -458,8 +460,8 @@ impl Node {
         self.coll.fresh.clear();
     }
 
-    /// Nothing more will come from a member. That ends the group if a call waits for it, or as
-    /// soon as one does.
+    /// Notes that a member sends no more messages. That ends the group if a call waits for the
+    /// member, or as soon as one does.
     pub(super) fn member_gone(
         &mut self,
         now: Instant,
@@ -485,7 +487,7 @@ impl Node {
         self.drive_again(now, g);
         let waits = |op: &Op| op.group == g && op.waits.contains(&who.0);
         let waited = self.coll.ops.iter().any(|(_, op)| waits(op));
-        // Another endpoint of the same peer may be the one that is waited for.
+        // The awaited member may be another endpoint of the same peer.
         let posted = self.eps[side].matcher[MsgKind::Tagged as usize]
             .find_posted(&self.posted.pool, |r| r.src == from && (r.tag >> 32) as u32 == gid);
         if waited && posted.is_some() {
@@ -493,7 +495,7 @@ impl Node {
         }
     }
 
-    /// Joins that nobody answered.
+    /// Ends joins whose timeout has passed.
     pub(super) fn end_late_joins(&mut self, now: Instant) {
         self.coll.deadline = None;
         let joining: Vec<(GroupIdx, Instant)> = (self.coll.groups.iter())
@@ -512,7 +514,7 @@ impl Node {
         }
     }
 
-    /// Leaves a group and forgets it.
+    /// Leaves a group and frees it.
     pub(super) fn leave_group(&mut self, now: Instant, g: GroupIdx) {
         let group = &self.coll.groups[g];
         let (busy, over) = (group.ops > 0, matches!(group.state, GroupState::Over(_)));
@@ -528,12 +530,12 @@ impl Node {
         if let Some(lives) = group.lives {
             self.coll.note_left(lives, group.me);
         }
-        // What is owed goes to the members under their names.
+        // Waiting control messages still use the members' addresses.
         self.coll.left.append(&mut group.members);
         self.send_owed(now);
     }
 
-    /// An endpoint is being closed: it leaves its groups.
+    /// Leaves the groups of an endpoint that is being closed.
     pub(crate) fn coll_ep_closed(&mut self, now: Instant, e: EpIdx) {
         let groups: Vec<GroupIdx> = (self.coll.groups.iter())
             .filter(|(_, group)| group.ep.0.idx() == e)
@@ -544,7 +546,7 @@ impl Node {
         }
     }
 
-    /// The port is gone.
+    /// Ends all groups: the port is gone.
     pub(crate) fn coll_port_gone(&mut self, now: Instant) {
         let groups: Vec<GroupIdx> = self.coll.groups.iter().map(|(g, _)| g).collect();
         for g in groups {
@@ -556,7 +558,7 @@ impl Node {
 }
 
 impl Objects<'_> {
-    /// Tells the application that its call has failed.
+    /// Reports to the application that its call has failed.
     pub(super) fn fail_call(&mut self, ep: EpId, user: User, err: Error) {
         let Some(ep) = self.eps.get_mut(ep.0.idx()) else { return };
         ep.tx_used -= 1;

@@ -1,15 +1,15 @@
-//! Groups and collectives: the calls on them, and what a node keeps of them.
+//! Groups and collectives: the calls, and the node's state of them.
 //!
 //! A collective is a schedule ([`crate::proto::coll`]) whose messages are tagged messages between
-//! the *collective sides* of endpoints: hidden endpoints, one beside each endpoint that has
-//! `FI_COLLECTIVE`, with the number of the endpoint in which bit 15 is turned over, a queue and an
-//! address vector of their own. So a message of a collective can match nothing of the
-//! application's and the other way round, and order, credit, repetition, announcement and placing
-//! are those of every message.
+//! the *collective sides* of endpoints: hidden endpoints, one for each endpoint that has
+//! `FI_COLLECTIVE`, whose number is the endpoint's with bit 15 inverted, with a queue and an
+//! address vector of their own. So messages of collectives and of the application never match each
+//! other, and ordering, credit, retransmission, announcement and placement are the same as for
+//! every message.
 //!
-//! - this file: joining, closing. `call`: calling.
-//! - `board`: calls through memory that all members share, without a message.
-//! - `drive`: schedules go on; called with every transmit that could find something new.
+//! - this file: joining and closing. `call`: calling.
+//! - `board`: calls through memory that all members share, without messages.
+//! - `drive`: progress of schedules; called with every transmit that may find work.
 //! - `fail`: members that die, leave or disagree.
 
 mod board;
@@ -45,60 +45,60 @@ use crate::types::{EpAddr, FiAddr, Instant, Tenant};
 
 pub use crate::proto::coll::Kind;
 
-/// Bytes of a block at most: what one member contributes to or takes from a call, or sends to one
-/// other.
+/// Maximum bytes of a block: the data that one member contributes to or takes from a call, or sends
+/// to one other member.
 pub const BLOCK_MAX: u64 = 1 << 32;
 
-/// Members of a group at most.
+/// Maximum members of a group.
 pub const MEMBERS_MAX: usize = 1 << 20;
 
-/// Groups of a node at most.
+/// Maximum groups of a node.
 const GROUPS_MAX: usize = 1 << 16;
 
-/// Calls under way in a node at most.
+/// Maximum calls in progress in a node.
 const OPS_MAX: usize = 1 << 16;
 
-/// A group of a [`Node`]: what `fi_mc_addr` stands for.
+/// A group of a [`Node`], which `fi_mc_addr` refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GroupId(pub(crate) Handle<GroupIdx>);
 
 impl GroupId {
-    /// As a number that [`from_bits`](Self::from_bits) takes back.
+    /// The id as a number for [`from_bits`](Self::from_bits).
     pub const fn to_bits(self) -> u64 {
         (self.0.generation() as u64) << 32 | self.0.idx().get() as u64
     }
 
-    /// The inverse of [`to_bits`](Self::to_bits). A number that names no group is found out when
-    /// it is used.
+    /// The inverse of [`to_bits`](Self::to_bits). A number of no group is detected when the id is
+    /// used.
     pub const fn from_bits(bits: u64) -> Self {
         Self(Handle::from_parts(GroupIdx::of(bits as u32), (bits >> 32) as u32))
     }
 }
 
-/// Who comes together and how.
+/// The arguments of a join.
 #[derive(Clone, Debug)]
 pub struct JoinReq {
-    /// The members, in the order that blocks have. Looked up in the endpoint's address vector.
+    /// Addresses of the members in the endpoint's address vector, in the order of blocks.
     pub members: Vec<FiAddr>,
-    /// The group that they are part of, if any.
+    /// The parent group, if any.
     pub parent: Option<GroupId>,
-    /// How the group gets its name.
+    /// How the group gets its id.
     pub model: JoinModel,
-    /// Comes back in the event.
+    /// Returned in the event.
     pub context: u64,
 }
 
-/// How a group gets its name.
+/// How a group gets its id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JoinModel {
-    /// The application gives it, the same at all members and different for every two groups of the
-    /// same members: nothing is sent (application-managed). The same once more stands for another
-    /// group, unless a member has left 65,536 others since.
+    /// The application assigns the key: the same at all members, and different for every two groups
+    /// of the same members. Nothing is sent (application-managed). Using a key again creates
+    /// another group, unless a member has left 65,536 others since.
     Key(u64),
-    /// The members agree on it (provider-managed): a collective of its own. Joins of the same
-    /// members with different keys are not taken for one another, in whatever order each makes them
-    /// (62 bits of hash tell them apart); those with the same key meet in the order in which they
-    /// are made.
+    /// The members agree on the id by a collective of their own (provider-managed). Joins of the
+    /// same members with different keys are never confused, in whatever order each member makes
+    /// them (62 bits of hash distinguish them); joins with the same key match in the order in which
+    /// they are made.
     Collective(u64),
 }
 
@@ -107,15 +107,15 @@ pub enum JoinModel {
 pub struct JoinEvent {
     /// The endpoint that joined.
     pub ep: EpId,
-    /// The group. Closed already if the join failed.
+    /// The group. Already closed if the join failed.
     pub group: GroupId,
-    /// That of the request.
+    /// Context of the request.
     pub context: u64,
-    /// Why there is no group.
+    /// Success, or the reason for the failure.
     pub result: Result<()>,
 }
 
-/// What a node has of groups and calls.
+/// The groups and calls of a node.
 #[derive(Debug)]
 pub struct Coll {
     pub(super) cq: Option<CqId>,
@@ -124,57 +124,58 @@ pub struct Coll {
     sides: HashMap<u16, EpId>,
     groups: Slab<Group, (), GroupIdx>,
     ops: Slab<Op, (), CallIdx>,
-    /// Calls that may go on.
+    /// Calls that may make progress.
     work: VecDeque<CallIdx>,
-    /// Peers whose session has ended, and why.
+    /// Peers whose session has ended, and the error of each.
     pub(super) lost: Vec<(PeerIdx, Error)>,
-    /// Messages of joins that came in the next session with such a peer, in the same burst.
+    /// Messages of joins that arrived in the next session with such a peer, in the same burst.
     pub(super) fresh: Vec<(PeerIdx, UnexpectedIdx, u32)>,
-    /// Messages that were stored since the last turn, with the generations of their slots.
+    /// Messages stored since the last turn, with the generations of their slots.
     pub(super) arrived: Vec<(UnexpectedIdx, u32)>,
-    /// Entries of the queue that were taken, and of these that were looked at, in all.
+    /// Number of queue entries taken, processed ones included, in total.
     taken: u64,
     looked_at: u64,
-    /// Messages of joins that came behind entries which are to be looked at, with the generations
-    /// of their slots and the number of the last of these entries.
+    /// Messages of joins that arrived behind queue entries which are not processed yet, with the
+    /// generations of their slots and the number of the last of these entries.
     behind: Vec<(UnexpectedIdx, u32, u64)>,
     events: VecDeque<JoinEvent>,
-    /// Members of groups in the hidden address vector.
+    /// Members of groups in the hidden address vector: address and use count.
     named: HashMap<EpAddr, (FiAddr, u32)>,
-    /// How often each member here has joined each application-managed group, and how many of these
-    /// it has not left.
+    /// For each application-managed group and member on this node: number of joins, and number of
+    /// these that have not been left.
     joined: HashMap<(u64, u32), (u32, u32)>,
-    /// Application-managed groups as they were left, and how often they had been joined then,
-    /// oldest first, [`JOINED_MAX`] at most: the older ones are forgotten.
+    /// Application-managed groups that were left, with their number of joins at that time, oldest
+    /// first, at most [`JOINED_MAX`]: older ones are forgotten.
     counted: VecDeque<JoinCounts>,
-    /// Names of groups that were closed here or given up before they were joined, each with the
-    /// side that was or would be in it, oldest first.
+    /// Ids of groups that were closed here, or abandoned before the join completed, each with its
+    /// side, oldest first.
     over: VecDeque<(EpIdx, u32, Error)>,
     /// Members that left a group before it was joined here, oldest first.
     early: VecDeque<EarlyLeave>,
-    /// What calls ran on, and memory, to be used again.
+    /// Memory of ended calls for reuse.
     spare: Vec<(Box<Run>, Vec<PeerIdx>)>,
     scratch: Vec<Scratch>,
-    /// A post was refused for want of room: it is tried again.
+    /// A post was refused for lack of room: it is retried.
     stalled: bool,
-    /// Sides that lack a receive for control messages for want of room.
+    /// Sides that lack a receive for control messages, for lack of room.
     deaf: Vec<EpId>,
     /// Control messages that wait for room: (side, to, tag, data).
     owed: VecDeque<(EpId, FiAddr, u64, u64)>,
-    /// Members of groups that were left, under whose names some of `owed` wait.
+    /// Members of groups that were left, whose addresses some of `owed` still use.
     left: Vec<Member>,
-    /// When the first join under way ends by time.
+    /// Earliest timeout of a join in progress.
     deadline: Option<Instant>,
-    /// When members that are waited for are asked next, while somebody waits.
+    /// Time at which awaited members are asked next, while some call waits.
     asks_at: Option<Instant>,
     /// Groups with calls through their boards.
     on_boards: Vec<GroupIdx>,
-    /// What messages cost by the node's port.
+    /// Cost model of the node's port.
     model: Model,
 }
 
 impl Coll {
-    /// Nothing yet, of a node with such a port, with the operator's choice of algorithms.
+    /// The empty state of a node with a port of these capabilities, with the operator's choice of
+    /// algorithms.
     pub(super) fn new(caps: &PortCaps, force: Force) -> Self {
         let model = Model { force, ..Model::of_port(caps) };
         Self {
@@ -221,7 +222,7 @@ impl Coll {
     }
 
     fn plan_for(&mut self, g: GroupIdx, shape: &Shape) -> Plan {
-        // Only what all members have alike decides, so only that is compared.
+        // Only fields that are equal on all members take part, since all must choose the same.
         let key = Shape { me: 0, root: 0, in_place: false, ..*shape };
         let group = &mut self.groups[g];
         if let Some((_, plan)) = group.plans.iter().find(|(known, _)| *known == key) {
@@ -235,7 +236,7 @@ impl Coll {
         plan
     }
 
-    /// Makes the record of a call. Nothing is posted yet.
+    /// Creates the record of a call. Nothing is posted yet.
     fn begin_op(
         &mut self,
         stored: &Stored<'_>,
@@ -292,15 +293,16 @@ impl Coll {
         }
     }
 
-    /// The outcome of a join that has ended since the last call.
+    /// Takes the outcome of the next join that has ended.
     pub fn event(&mut self) -> Option<JoinEvent> {
         self.events.pop_front()
     }
 
-    /// Why a group is of no more use, if it is.
+    /// Checks whether a group is usable.
     ///
     /// # Errors
-    /// [`Error::BadFd`]: it was closed. [`Error::OpBadState`]: the join goes on. Else the reason.
+    /// [`Error::BadFd`]: it was closed. [`Error::OpBadState`]: the join is in progress. Else the
+    /// error that ended the group.
     pub fn check(&self, group: GroupId) -> Result<()> {
         match self.groups.by_handle(group.0).ok_or(Error::BadFd)?.state {
             GroupState::Ready => Ok(()),
@@ -309,19 +311,19 @@ impl Coll {
         }
     }
 
-    /// Whether a join has not ended, or its event was not read.
+    /// Whether a join is in progress, or its event has not been read.
     pub fn is_joining(&self) -> bool {
         let joining = |group: &Group| matches!(group.state, GroupState::Joining(_));
         self.has_event() || self.groups.iter().any(|(_, group)| joining(group))
     }
 
-    /// Application-managed groups whose joins are remembered.
+    /// Number of application-managed groups whose joins are remembered.
     #[cfg(test)]
     pub(super) fn counted_joins(&self) -> usize {
         self.joined.len()
     }
 
-    /// Member `me` has left an application-managed group.
+    /// Notes that member `me` has left an application-managed group.
     fn note_left(&mut self, lives: u64, me: u32) {
         let Some((times, open)) = self.joined.get_mut(&(lives, me)) else { return };
         *open -= 1;
@@ -339,13 +341,13 @@ impl Coll {
         !self.events.is_empty()
     }
 
-    /// Whether endpoint `e` is the collective side of one.
+    /// Whether endpoint `e` is a collective side.
     pub(super) fn is_side(&self, eps: &Eps, e: EpIdx) -> bool {
         let cq = eps.get(e).map(|ep| ep.tx_cq);
         cq.is_some() && cq == self.cq.map(|cq| cq.0.idx())
     }
 
-    /// The collective side of an endpoint that may use it.
+    /// The collective side of an endpoint, if it may use one.
     fn side_of(&self, eps: &Eps, ep: EpId) -> Result<EpId> {
         let e = eps.by_handle(ep.0).ok_or(Error::BadFd)?;
         if !e.enabled {
@@ -359,16 +361,16 @@ impl Coll {
     }
 }
 
-/// How often a member here has joined an application-managed group.
+/// An application-managed group and a member on this node, with the number of joins.
 type JoinCounts = ((u64, u32), u32);
 
-/// A member of a group that has left it.
+/// A member that has left a group which is not joined here yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct EarlyLeave {
     /// The side here that is to be in the group.
     side: EpIdx,
     gid: u32,
-    /// The member and the number of its side.
+    /// The member, and the number of its side.
     station: Station,
     ep: u16,
 }
@@ -376,22 +378,22 @@ struct EarlyLeave {
 /// A member of a group.
 #[derive(Clone, Copy, Debug)]
 struct Member {
-    /// Its address in the hidden vector.
+    /// Address in the hidden vector.
     side: FiAddr,
     peer: PeerIdx,
     ep: u16,
-    /// It died or left: nothing more will come from it.
+    /// The member has died or left: no more messages come from it.
     gone: Option<Error>,
-    /// An ASK to it has not ended.
+    /// An ASK to the member is in progress.
     is_asked: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum GroupState {
-    /// Until then.
+    /// The join is in progress, with this timeout.
     Joining(Instant),
     Ready,
-    /// Every later call is refused with this.
+    /// The group has ended: later calls return this error.
     Over(Error),
 }
 
@@ -400,31 +402,32 @@ struct Group {
     ep: EpId,
     side: EpId,
     members: Vec<Member>,
-    /// No member is gone.
+    /// No member has died or left.
     is_whole: bool,
-    /// Address of the application to rank, in the order of addresses.
+    /// Ranks by the application's address, sorted by address.
     ranks: Vec<(FiAddr, u32)>,
     me: u32,
-    /// What an application-managed group is counted by.
+    /// Key of an application-managed group in `Coll::joined`.
     lives: Option<u64>,
-    /// Its name in every tag.
+    /// Group id, part of every tag.
     gid: u32,
-    /// Its members have agreed on its name, so that all of them have begun to join it.
+    /// The members have agreed on the group id, so all of them have begun to join.
     is_agreed: bool,
-    /// Who its members are, in every message.
+    /// Hash of the members, part of every message.
     hash: u32,
-    /// Number of the next call.
+    /// Sequence number of the next call.
     seq: u16,
     state: GroupState,
-    /// Calls under way.
+    /// Number of calls in progress.
     ops: u32,
     context: u64,
     plans: Vec<(Shape, Plan)>,
     layout: Layout,
-    /// What all members choose with: the same before they have agreed on another one.
+    /// Cost model for the choice of algorithms: the same on all members, also before they have
+    /// agreed on another.
     model: Model,
     shared: Shared,
-    /// The call that was checked last.
+    /// The last call that was checked.
     checked: CheckedCall,
 }
 
@@ -435,12 +438,12 @@ impl Group {
     }
 }
 
-/// A call under way.
+/// A call in progress.
 #[derive(Debug)]
 struct Op {
     group: GroupIdx,
     seq: u16,
-    /// What must be in every message of the call.
+    /// Word that every message of the call must carry.
     mark: u64,
     /// `None` for the exchange of a join.
     user: Option<User>,
@@ -448,57 +451,57 @@ struct Op {
     input: IoBuf,
     out: IoBuf,
     scratch: Option<Scratch>,
-    /// What a join exchanges, which `input` and `out` then name.
+    /// Memory of the exchange of a join, which `input` and `out` then refer to.
     words: Option<Scratch>,
     run: Box<Run>,
-    /// Stands in the queue of those that may go on.
+    /// The call is in the queue of calls that may make progress.
     queued: bool,
-    /// Peers that something is to come from, once per receive.
+    /// Peers from which messages are expected, one entry per receive.
     waits: Vec<PeerIdx>,
-    /// Sends that have not ended.
+    /// Sends in progress.
     sends: u32,
 }
 
-/// Who called.
+/// The caller of a collective.
 #[derive(Clone, Copy, Debug)]
 struct User {
     context: u64,
     wanted: bool,
 }
 
-/// Bit of the names under which groups agree on their names. The same members have the same such
-/// name every time, so it is never over for good.
+/// Bit of the group ids under which the members agree on an id. The same members always use the
+/// same such id, so it never ends for good.
 const JOIN: u32 = 1 << 31;
 
-/// Words of the exchange of a join before the names of slots: the group's name; the hash of what
-/// all must have alike, and its complement; the layout that a member sees, and its complement; the
-/// numbers of its cost model.
+/// Words of the exchange of a join before the names of slots: the group id; the hash of the values
+/// that all members must share, and its complement; the layout that a member sees, and its
+/// complement; the numbers of its cost model.
 const JOIN_WORDS: usize = MODEL_WORD + MODEL_WORDS;
 
-/// The first of the two words of the layout.
+/// Index of the first of the two words of the layout.
 const LAYOUT_WORD: usize = 3;
 
-/// The first of the numbers of the model.
+/// Index of the first number of the cost model.
 const MODEL_WORD: usize = LAYOUT_WORD + 2;
 
-/// Application-managed groups that were left whose joins are remembered: some 4 MB. A later group
-/// of the same key and members would get the name of the first.
+/// Number of application-managed groups that were left and whose joins are remembered: about 4 MB.
+/// After that, a group of the same key and members may get the id of an earlier one.
 const JOINED_MAX: usize = 1 << 16;
 
-/// Distinct calls of a group whose algorithm is remembered.
+/// Number of distinct calls of a group whose algorithm is cached.
 const PLANS: usize = 8;
 
-/// The hash of everything that members must agree on.
+/// Adds a word to the hash of the values that members must agree on.
 fn mix(hash: u64, word: u64) -> u64 {
     (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
 }
 
 impl Node {
-    /// Gives an endpoint that is being enabled its collective side, if it may use one.
+    /// Creates the collective side of an endpoint that is being enabled, if it may use one.
     pub(super) fn coll_enable(&mut self, ep: EpId) -> Result<()> {
         let e = self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
         let number = e.number;
-        // A number whose side's number somebody has taken by name has none.
+        // An endpoint whose side's number is taken explicitly has no side.
         let free = !self.eps.is_taken(number ^ SIDE);
         if !e.caps.contains(Caps::COLLECTIVE) || !free {
             return Ok(());
@@ -516,7 +519,7 @@ impl Node {
         let kinds = Caps::TAGGED | Caps::SEND | Caps::RECV;
         let attr = EpAttr {
             number: Some(number ^ SIDE),
-            // Who is not known by a group yet may have something to say of a join.
+            // A source that no group knows yet may send messages of a join.
             caps: kinds | Caps::DIRECTED_RECV | Caps::SOURCE | Caps::SOURCE_ERR,
             tx_size: 1 << 20,
             rx_size: 1 << 20,
@@ -533,16 +536,16 @@ impl Node {
         Ok(())
     }
 
-    /// Joins a group. How it ends is told by `Coll::event`.
+    /// Joins a group. `Coll::event` reports the outcome.
     ///
     /// # Errors
-    /// Nothing was joined, nothing will be told:
+    /// Nothing was joined, no event will come:
     /// - [`Error::BadFd`], [`Error::OpBadState`], [`Error::OpNotSupp`]: the endpoint was closed, is
     ///   not enabled, or has no `FI_COLLECTIVE`.
-    /// - [`Error::Invalid`]: the set is empty or too large, names something that is not in the
+    /// - [`Error::Invalid`]: the set is empty or too large, contains an address that is not in the
     ///   address vector, or an endpoint twice; or this endpoint is not in it; or a member is not in
     ///   the parent.
-    /// - [`Error::ConnReset`]: the address of a member names an earlier life of it.
+    /// - [`Error::ConnReset`]: the address of a member names an earlier incarnation of it.
     /// - [`Error::NoMem`]: too many groups or peers.
     pub fn coll_join(&mut self, now: Instant, ep: EpId, req: &JoinReq) -> Result<GroupId> {
         let side = self.coll.side_of(&self.eps, ep)?;
@@ -557,8 +560,8 @@ impl Node {
         addrs[me as usize].incarnation = own.incarnation;
         let (gid, hash, counted) = self.group_names((&addrs, me), parent, req.model)?;
         let members = self.name_members(now, &addrs)?;
-        // Sessions that have ended are not the new group's: they were with an earlier life of a
-        // member, or with the peer whose record it has now.
+        // Ended sessions do not concern the new group: they were with an earlier incarnation of a
+        // member, or with another peer that had the record.
         self.take_lost(now);
         let mut ranks: Vec<_> = (0..).zip(&req.members).map(|(rank, &a)| (a, rank)).collect();
         ranks.sort_unstable();
@@ -610,8 +613,8 @@ impl Node {
         Ok(id)
     }
 
-    /// The name of a group until it has agreed on another, the hash of its members, and what to
-    /// count once member `me` of an application-managed group has joined it.
+    /// The group id before the members agree on another, the hash of its members, and the key to
+    /// count once member `me` has joined an application-managed group.
     fn group_names(
         &mut self,
         (addrs, me): (&[EpAddr], u32),
@@ -629,8 +632,9 @@ impl Node {
                 mix(hash, 1)
             }
             JoinModel::Key(key) => {
-                // Lives of the members, so that a group that lost one is never taken for the one
-                // that its successor joins; and how often, so that neither is a group that ended.
+                // The hash includes the incarnations of the members, so that a group with a dead
+                // member is never confused with that of its successor; and the number of joins, so
+                // that neither is confused with an ended group.
                 let mut lives = mix(hash, key);
                 for a in addrs {
                     lives = mix(lives, self.control().life_of(a)?);
@@ -645,7 +649,7 @@ impl Node {
         Ok((gid | join, (hash >> 32) as u32, counted))
     }
 
-    /// Inserts the members' collective sides in the hidden address vector.
+    /// Inserts the members' collective sides into the hidden address vector.
     fn name_members(&mut self, now: Instant, addrs: &[EpAddr]) -> Result<Vec<Member>> {
         let av = self.coll.av.ok_or(Error::OpBadState)?;
         let mut members = Vec::with_capacity(addrs.len());
@@ -678,7 +682,8 @@ impl Node {
         Ok(members)
     }
 
-    /// The members agree on a name that the first of them draws, and compare what they are.
+    /// Starts the exchange by which the members agree on an id that the first member draws, and
+    /// compare their parameters.
     fn begin_join(&mut self, g: GroupIdx) -> Result<()> {
         let drawn = self.openings.random() >> 32 & u64::from(!JOIN) | 1;
         let group = &self.coll.groups[g];
@@ -686,7 +691,7 @@ impl Node {
         let name = if group.me == 0 { drawn } else { 0 };
         let count = JOIN_WORDS + name_words(group.members.len());
         let scratch = Scratch::new(count * 8).ok_or(Error::NoMem)?;
-        // Of the layout nothing is known yet, nor which numbers are this member's.
+        // The layout is unknown so far, and so are this member's cost numbers.
         for (i, word) in [name, hash, !hash, 0, !0].into_iter().enumerate() {
             scratch.io().write_at(8 * i, &word.to_le_bytes());
         }
@@ -709,7 +714,7 @@ impl Node {
         Ok(())
     }
 
-    /// Leaves a group. Calls under way end with [`Error::Canceled`] here, and with an error at
+    /// Leaves a group. Calls in progress end with [`Error::Canceled`] here, and with an error at
     /// every member that still needs this one.
     ///
     /// # Errors
@@ -763,8 +768,9 @@ impl Objects<'_> {
 }
 
 impl Control<'_> {
-    /// Whether `addr` names another life of its peer than the present one. To insert it would end
-    /// the session with that one. What an OPEN only claimed is not held against an address.
+    /// Whether `addr` names another incarnation of its peer than the present one. Inserting such an
+    /// address would end the session with the present one. An incarnation that only an OPEN has
+    /// claimed does not count.
     fn is_of_other_life(&self, addr: &EpAddr) -> bool {
         let p = self.by_station.get(self.peers, addr.station, Tenant::NONE);
         let other = |peer: &Peer| peer.inc != 0 && peer.inc != addr.incarnation;
@@ -772,7 +778,7 @@ impl Control<'_> {
         addr.incarnation != 0 && peer.is_some_and(other)
     }
 
-    /// The incarnation of a member, which others know as well.
+    /// The incarnation of a member, which other members know as well.
     fn life_of(&self, addr: &EpAddr) -> Result<u64> {
         if addr.incarnation != 0 {
             return Ok(addr.incarnation);
@@ -798,5 +804,5 @@ impl Default for JoinReq {
     }
 }
 
-/// The operator's choice among the algorithms.
+/// The operator's choice of algorithms.
 pub type CollForce = Force;
