@@ -1,32 +1,34 @@
-//! Which operation has a meaning on which type, in which form of call.
+//! Validity of atomic operations: which operation has a meaning on which type, in which form of
+//! call.
 //!
 //! One table answers the three valid calls, `fi_query_atomic`, the call that starts an atomic and
-//! the target that executes it: 546 of the 640 combinations of form, operation and type. What they
-//! compute is in `driver::mem::atomic` and docs/atomics.md. No wire format here.
+//! the target that executes it: 546 of the 640 combinations of form, operation and type. The
+//! computations are in `driver::mem::atomic` and docs/atomics.md. No wire format here.
 
 pub use barewire_driver::mem::atomic::{AtomicFault, AtomicOp, Datatype, Sharing, UnknownNumber};
 
-/// Bytes of each operand that one call may carry: count times size of the type, for the base, the
-/// fetch and the compare form alike (B.5). More than one packet holds is cut into several.
+/// Maximum bytes of each operand of a call: count times size of the type, for the base, the fetch
+/// and the compare form alike (B.5). Operands longer than a packet are split.
 pub const OPERAND_LEN_MAX: usize = 4096;
 
-/// The form of a call: what goes to the target and what comes back.
+/// The form of a call: its operands and results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AtomicKind {
-    /// `fi_atomic`: an operand goes, nothing comes back.
+    /// `fi_atomic`: an operand, no result.
     Base,
-    /// `fi_fetch_atomic`: the values before the operation come back.
+    /// `fi_fetch_atomic`: an operand; the result is the values before the operation.
     Fetch,
-    /// `fi_compare_atomic`: operand and compare go, the values before the operation come back.
+    /// `fi_compare_atomic`: operand and compare values; the result is the values before the
+    /// operation.
     Compare,
 }
 
 impl AtomicKind {
-    /// Every form.
+    /// All forms.
     pub const ALL: [Self; 3] = [Self::Base, Self::Fetch, Self::Compare];
 }
 
-/// Whether `op` on `ty` is executed in the form `kind`. What is not is refused with
+/// Whether `op` on `ty` is executed in the form `kind`. Other combinations are refused with
 /// `FI_EOPNOTSUPP`.
 ///
 /// Pairs with `long double` parts are valid where the processor has the type (x86-64).
@@ -37,7 +39,7 @@ pub const fn valid(kind: AtomicKind, op: AtomicOp, ty: Datatype) -> bool {
     TYPES[kind as usize][op as usize] & 1 << ty as u8 != 0
 }
 
-/// [`types`] of every form and operation, so that to ask costs a load.
+/// [`types`] of every form and operation: a look-up costs one load.
 static TYPES: [[u32; AtomicOp::ALL.len()]; AtomicKind::ALL.len()] = {
     let mut all = [[0; AtomicOp::ALL.len()]; AtomicKind::ALL.len()];
     let mut at = 0;
@@ -56,12 +58,12 @@ pub const fn count_max(ty: Datatype) -> usize {
 
 /// Bit `ty` is set for the ten integers.
 const INTEGERS: u32 = 0x0_c0ff;
-/// ... for all types but the complex ones: those that have an order.
+/// Bits of all types but the complex ones: the types that have an order.
 const ORDERED: u32 = 0xf_d3ff;
-/// ... for all types.
+/// Bits of all types.
 const ALL: u32 = 0xf_ffff;
 
-/// The table: the types that `op` has a meaning on in the form `kind`.
+/// The table: the types on which `op` has a meaning in the form `kind`.
 const fn types(kind: AtomicKind, op: AtomicOp) -> u32 {
     use AtomicKind::{Base, Compare, Fetch};
     use AtomicOp::*;

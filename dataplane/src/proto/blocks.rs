@@ -1,9 +1,9 @@
 //! Memory for messages without a posted receive.
 //!
-//! Storage comes in blocks of [`UNIT`] bytes, the unit in which a receiver grants credit: whatever
-//! a peer may send without asking has its blocks set aside before the peer is told, so storing can
-//! only fail for a peer that overdraws, and its packet is refused. Blocks are touched when they are
-//! first used, not before.
+//! Storage comes in blocks of [`UNIT`] bytes, the unit in which a receiver grants credit: the
+//! blocks for everything that a peer may send unrequested are reserved before the credit is
+//! granted, so storing can only fail for a peer that exceeds its credit, and its packet is refused.
+//! Blocks are touched when they are first used, not before.
 
 use barewire_driver::frame::RxFrame;
 use barewire_driver::mem::IoBuf;
@@ -13,8 +13,8 @@ use crate::idx::BlockIdx;
 /// Bytes of a block, and of one credit.
 pub const UNIT: usize = 256;
 
-/// Credits that a message of `len` bytes costs: one for an empty one, as it needs a record. A
-/// length that no credit could cover, as only a forged header has it, costs more than anybody
+/// Credits that a message of `len` bytes costs: one for an empty message, as it needs a record. A
+/// length that no credit could cover, as only a forged header has it, costs more than any peer
 /// holds.
 pub const fn units(len: u64) -> u32 {
     let units = len.div_ceil(UNIT as u64);
@@ -53,7 +53,7 @@ impl Chain {
     }
 }
 
-/// All blocks of a node.
+/// All storage blocks of a node.
 #[derive(Debug)]
 pub struct BlockPool {
     bytes: Vec<[u8; UNIT]>,
@@ -75,8 +75,8 @@ impl BlockPool {
         self.free_count
     }
 
-    /// Appends `len` bytes at `offset` of `frame`, and says whether there were blocks enough. If
-    /// not, nothing was stored.
+    /// Appends `len` bytes at `offset` of `frame`. False, and nothing is stored, if there are not
+    /// enough blocks.
     pub fn append(
         &mut self,
         chain: &mut Chain,
@@ -123,7 +123,7 @@ impl BlockPool {
         (self.bytes[chain.head.at()].as_ptr() as u64, chain.len().min(UNIT))
     }
 
-    /// Gives the blocks back and empties `chain`.
+    /// Frees the blocks and empties `chain`.
     pub fn release(&mut self, chain: &mut Chain) {
         let mut block = chain.head;
         while block != BlockIdx::NONE {

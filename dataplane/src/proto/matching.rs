@@ -1,18 +1,18 @@
 //! Matching of messages with posted receives, for one endpoint and one kind of message.
 //!
-//! A receive names a tag, the bits of it to ignore, and a source or any. A message goes to the
-//! receive posted first of those it matches; a receive takes the message that arrived first.
+//! A receive names a tag, the bits of it to ignore, and a source or any source. A message goes to
+//! the receive posted first of those it matches; a receive takes the message that arrived first.
 //!
-//! Receives that ignore no bit stand in a hash table by tag, the others in one list in posting
-//! order. Each chain of the table is in posting order too, so a message compares the first match of
-//! its chain with the first of the list, by sequence number, and no list runs through all receives.
-//! Unexpected messages stand in a table by tag and in one list in order of arrival: a receive with
-//! ignored bits walks the list.
+//! Receives that ignore no bit are in a hash table by tag, the others in one list in posting order.
+//! Each chain of the table is in posting order too, so a message compares the first match of its
+//! chain with the first of the list, by sequence number, and no list contains all receives.
+//! Unexpected messages are in a table by tag and in one list in order of arrival: a receive with
+//! ignored bits searches the list.
 //!
 //! Untagged messages match with tag 0 and nothing ignored, in a matcher of one bucket.
 //!
-//! The entries live in pools that all matchers of a node share. An entry stays with the matcher it
-//! was given to: passing its index to another one is our own bug.
+//! The entries are in pools that all matchers of a node share. An entry stays with the matcher it
+//! was given to: passing its index to another matcher is a bug in this library.
 
 use std::marker::PhantomData;
 
@@ -37,10 +37,10 @@ use crate::types::Tenant;
 pub struct Src(pub u64);
 
 impl Src {
-    /// A receive takes messages from anyone. No message is from here.
+    /// As a receive's source: messages from any sender. No message has this source.
     pub const ANY: Self = Self(u64::MAX);
 
-    /// A message is from somebody of whom the node knows nothing. No receive names it.
+    /// As a message's source: a sender of which the node knows nothing. No receive names it.
     pub const STRANGER: Self = Self(1 << 63);
 
     /// Endpoint `ep` of peer number `peer`.
@@ -49,13 +49,13 @@ impl Src {
         Self((peer.get() as u64) << 16 | ep as u64)
     }
 
-    /// The same, of a peer of `tenant`.
+    /// The same sender, as a peer of `tenant`.
     #[inline]
     pub const fn under(self, tenant: Tenant) -> Self {
         Self(self.0 | (tenant.get() as u64) << Self::TENANT_AT)
     }
 
-    /// A receive takes messages from anyone of `tenant`. No message is from here.
+    /// As a receive's source: messages from any sender of `tenant`. No message has this source.
     pub const fn any_of(tenant: Tenant) -> Self {
         Self(Self::ANY_OF).under(tenant)
     }
@@ -74,17 +74,17 @@ impl Src {
     }
 }
 
-/// A posted receive. Where none stands, [`post_simple`](Matcher::post_simple) finds what all that
-/// it posts have alike.
+/// A posted receive. In a free slot, [`post_simple`](Matcher::post_simple) finds the fields that
+/// are equal in all receives it posts.
 #[derive(Debug)]
 pub struct Posted<P> {
-    /// The tag it waits for.
+    /// The tag to match.
     pub tag: u64,
-    /// Bits of the tag that do not matter.
+    /// Bits of the tag to ignore.
     pub ignore: u64,
-    /// The sender it waits for, or [`Src::ANY`].
+    /// The sender to match, or [`Src::ANY`].
     pub src: Src,
-    /// Whatever the endpoint keeps with it.
+    /// Data of the endpoint.
     pub payload: P,
     seq: u64,
     link: Link<RecvIdx>,
@@ -104,7 +104,7 @@ pub struct Unexpected<U> {
     pub tag: u64,
     /// Its sender.
     pub src: Src,
-    /// Whatever the endpoint keeps with it.
+    /// Data of the endpoint.
     pub payload: U,
     chain: Link<UnexpectedIdx>,
     arrival: Link<UnexpectedIdx>,
@@ -117,9 +117,9 @@ pub type PostedPool<P> = table::Table<Posted<P>, (), RecvIdx>;
 /// The unexpected messages of a node, with slots in use as those of [`PostedPool`].
 pub type UnexpectedPool<U> = Slab<Unexpected<U>, (), UnexpectedIdx>;
 
-/// What a receive is for its endpoint.
+/// The endpoint's data of a receive.
 pub trait Receive: Vacant {
-    /// Whether a message that it matches and that fits ends it, and there is nothing else to ask.
+    /// Whether a matching message that fits ends the receive, without further checks.
     fn is_simple(&self) -> bool;
 }
 
@@ -128,31 +128,31 @@ const CHAIN: usize = 0;
 /// Link of the list of unexpected messages in order of arrival.
 const ARRIVAL: usize = 1;
 
-/// Chains that a matcher has unless it is told otherwise.
+/// Default number of chains of a matcher.
 pub const BUCKETS: usize = 256;
 
 /// The posted receives and unexpected messages of one endpoint and kind.
 ///
 /// It has tables of `N` chains, a power of two: 16 bytes each, touched when a tag falls on them. A
-/// match takes as many probes as receives share a chain, so as many chains as receives are usually
-/// posted.
+/// match takes as many probes as receives share a chain, so `N` should be the usual number of
+/// posted receives.
 #[derive(Debug)]
 pub struct Matcher<const N: usize = BUCKETS> {
     posted: Table<N, RecvIdx>,
     wild: List<CHAIN, u32, RecvIdx>,
-    /// Receives posted so far, and of these, those that [`take_first`](Self::take_first) has taken
-    /// out, and others that are not posted any more. The third wraps.
+    /// Number of receives posted; of these, number taken out by [`take_first`](Self::take_first),
+    /// and number of others that are no longer posted. The third wraps.
     seq: u64,
     taken: u64,
     gone: u32,
-    /// Posted receives that are not simple, ignore bits or name a source; and [`SHUT`]. While this
-    /// is 0, the first receive of a tag takes the next message with it.
+    /// Number of posted receives that are not simple, ignore bits or name a source; plus [`SHUT`].
+    /// While this is 0, the first receive of a tag takes the next message with that tag.
     odd: u32,
     unexpected: Table<N, UnexpectedIdx>,
     arrivals: List<ARRIVAL, u32, UnexpectedIdx>,
 }
 
-/// In [`Matcher::odd`]: the fast path takes no messages. No pool has so many receives.
+/// Flag in [`Matcher::odd`]: the fast path takes no messages. No pool has this many receives.
 const SHUT: u32 = 1 << 31;
 
 impl<const N: usize> Default for Matcher<N> {
@@ -176,7 +176,8 @@ impl<const N: usize> Matcher<N> {
         }
     }
 
-    /// Appends a receive and says its index. The caller has looked for an unexpected message first.
+    /// Appends a receive and returns its index. The caller has checked for an unexpected message
+    /// first.
     ///
     /// # Errors
     /// `payload`, if the pool is full. Nothing was posted.
@@ -224,7 +225,7 @@ impl<const N: usize> Matcher<N> {
         self.post_exact(pool, tag, Src::ANY, make)
     }
 
-    /// Appends a receive that ignores no bit, and has been counted if it is odd.
+    /// Appends a receive that ignores no bit, and has been counted in `odd` if need be.
     #[inline(always)]
     fn post_exact<P: Receive>(
         &mut self,
@@ -235,7 +236,7 @@ impl<const N: usize> Matcher<N> {
     ) -> Option<RecvIdx> {
         let ends = self.posted.ends(tag);
         let (idx, posted) = pool.alloc_again()?;
-        // The rest stands there, whoever gave the slot back.
+        // The other fields are equal in all freed slots.
         debug_assert!((posted.ignore, posted.src) == (0, Src::ANY));
         debug_assert!(posted.link == Link::default());
         (posted.tag, posted.seq) = (tag, self.seq);
@@ -261,7 +262,7 @@ impl<const N: usize> Matcher<N> {
         self.scan_posted(pool, src, tag, || {})
     }
 
-    /// As `match_posted`, calling `probe` for every receive looked at.
+    /// [`match_posted`](Self::match_posted), calling `probe` for every receive compared.
     #[inline]
     fn scan_posted<P>(
         &self,
@@ -298,8 +299,8 @@ impl<const N: usize> Matcher<N> {
         some(exact)
     }
 
-    /// [`match_posted`](Self::match_posted) and, if `last` says that the receive takes no further
-    /// message, [`unlink_posted`](Self::unlink_posted) in one.
+    /// [`match_posted`](Self::match_posted) and, if `last` returns that the receive takes no
+    /// further message, [`unlink_posted`](Self::unlink_posted) in one.
     pub fn take_posted<P: Receive>(
         &mut self,
         pool: &mut PostedPool<P>,
@@ -316,7 +317,7 @@ impl<const N: usize> Matcher<N> {
 
     /// [`match_posted`](Self::match_posted) for the common case: the receive is the first of its
     /// chain and simple, none that ignores bits is posted, and `take` accepts it. Its slot is
-    /// freed, but keeps its value until it is reused. `None`, and nothing has happened, otherwise.
+    /// freed, but keeps its value until it is reused. `None`, and nothing has changed, otherwise.
     #[inline(always)]
     pub fn take_first<'a, P: Receive, R>(
         &mut self,
@@ -334,7 +335,8 @@ impl<const N: usize> Matcher<N> {
         let Some(taken) = take(&posted.payload) else {
             return cold(None);
         };
-        // Else it takes messages from anyone, and then nobody has to know from whom it is.
+        // Otherwise it takes messages from any source, and the source of this one need not be
+        // known.
         if self.odd != 0 {
             cold(());
             let named = posted.src != Src::ANY;
@@ -366,12 +368,12 @@ impl<const N: usize> Matcher<N> {
         self.taken
     }
 
-    /// Whether [`take_first`](Self::take_first) takes anything out.
+    /// Disables [`take_first`](Self::take_first), or enables it.
     pub fn shut(&mut self, shut: bool) {
         self.odd = self.odd & !SHUT | if shut { SHUT } else { 0 };
     }
 
-    /// Whether [`shut`](Self::shut) was told so.
+    /// Whether [`take_first`](Self::take_first) is disabled.
     #[cfg(test)]
     pub(crate) fn is_shut(&self) -> bool {
         self.odd & SHUT != 0
@@ -396,7 +398,7 @@ impl<const N: usize> Matcher<N> {
         (self.seq.wrapping_sub(self.taken) as u32).wrapping_sub(self.gone) as usize
     }
 
-    /// The first receive in posting order that `f` says yes to. Looks at all buckets and receives,
+    /// The first receive in posting order for which `f` is true. Checks all buckets and receives,
     /// in no order: for cancelling.
     pub fn find_posted<P>(
         &self,
@@ -413,7 +415,7 @@ impl<const N: usize> Matcher<N> {
             .min_by_key(|&idx| pool[idx].seq)
     }
 
-    /// The receive posted first. Looks at the head of every bucket: for closing.
+    /// The receive posted first. Checks the head of every bucket: for closing.
     pub fn first_posted<P>(&self, pool: &PostedPool<P>) -> Option<RecvIdx> {
         if self.posted_len() == 0 {
             return None;
@@ -422,7 +424,7 @@ impl<const N: usize> Matcher<N> {
         heads.min_by_key(|&idx| pool[idx].seq)
     }
 
-    /// Appends a message that no posted receive matches, and says its index.
+    /// Appends a message that no posted receive matches, and returns its index.
     ///
     /// # Errors
     /// `payload`, if the pool is full. Nothing was added.
@@ -444,7 +446,8 @@ impl<const N: usize> Matcher<N> {
         Ok(idx)
     }
 
-    /// The message for a receive: of those that match, the one that arrived first. It stays.
+    /// The message for a receive: of those that match, the one that arrived first. It stays in the
+    /// tables.
     #[inline]
     pub fn match_unexpected<U>(
         &self,
@@ -479,12 +482,12 @@ impl<const N: usize> Matcher<N> {
         self.arrivals.remove(pool, idx);
     }
 
-    /// Unexpected messages there are.
+    /// Number of unexpected messages.
     pub fn unexpected_len(&self) -> usize {
         self.arrivals.len as usize
     }
 
-    /// The first message in order of arrival that `f` says yes to.
+    /// The first message in order of arrival for which `f` is true.
     pub fn find_unexpected<U>(
         &self,
         pool: &UnexpectedPool<U>,
@@ -499,19 +502,19 @@ impl<const N: usize> Matcher<N> {
     }
 }
 
-/// Whether there is more to ask about a receive than its tag.
+/// Whether a receive needs more checks than its tag.
 #[inline]
 fn is_odd(ignore: u64, src: Src, payload: &impl Receive) -> bool {
     ignore != 0 || src != Src::ANY || !payload.is_simple()
 }
 
 impl<P> Posted<P> {
-    /// The peer that it waits for messages of, if only that.
+    /// The peer whose messages the receive waits for, if it is only one.
     pub fn named(&self) -> Option<PeerIdx> {
         (self.src.0 & Src::ANY_OF == 0).then(|| PeerIdx::of((self.src.0 >> 16 & 0xff_ffff) as u32))
     }
 
-    /// Whether it waits for messages of this peer only.
+    /// Whether the receive waits for messages of this peer only.
     pub fn names(&self, peer: PeerIdx) -> bool {
         self.named() == Some(peer)
     }
@@ -556,15 +559,15 @@ impl<U> Linked<ARRIVAL, UnexpectedIdx> for Unexpected<U> {
 /// Chains of entries by the hash of their tag, each in the order of insertion.
 #[derive(Debug)]
 struct Table<const N: usize, K> {
-    /// First and last entry of each chain, one above their index: 0 is none, so that a fresh table
-    /// is zeros that the kernel gives when they are touched. So many of them that no bucket is
-    /// asked whether it is there.
+    /// First and last entry of each chain, as index plus 1: 0 is none, so that a new table is zero
+    /// pages that the kernel supplies on first touch. The array has a constant length, so no bounds
+    /// check is needed.
     ends: Box<[[u32; 2]; N]>,
     _named_by: PhantomData<fn() -> K>,
 }
 
 impl<const N: usize, K: Idx> Table<N, K> {
-    /// One bucket takes a shift by 64, which two shifts do.
+    /// One bucket needs a shift by 64, which takes two shifts.
     const SHIFT: u32 = {
         assert!(N.is_power_of_two());
         63 - N.trailing_zeros()
@@ -575,7 +578,7 @@ impl<const N: usize, K: Idx> Table<N, K> {
         Self { ends: ends.try_into().expect("they are as many"), _named_by: PhantomData }
     }
 
-    /// The bucket: the upper bits of the product, since they alone depend on every bit of the tag.
+    /// The bucket: the upper bits of the product, since only these depend on every bit of the tag.
     #[inline(always)]
     fn bucket(tag: u64) -> usize {
         (tag.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 1 >> Self::SHIFT) as usize
@@ -649,7 +652,7 @@ fn end_of(idx: impl Idx) -> u32 {
     idx.get().wrapping_add(1)
 }
 
-/// The entry that a word in [`Table::ends`] names.
+/// The entry for a word in [`Table::ends`].
 #[inline(always)]
 fn named_by<K: Idx>(end: u32) -> K {
     K::new(end.wrapping_sub(1))

@@ -1,16 +1,17 @@
-//! Calls of a group whose members all share a segment: through its memory, without a message.
+//! Calls of a group whose members all share a memory segment: through that memory, without
+//! messages.
 //!
-//! Whether a group has a [`Board`] is settled once, when it is joined: each member tells all others
-//! the name of its slot, or that it has none, in the messages of the join. All find the same, so
-//! that a group never goes two ways. Which calls go through it follows from the call alone, which
-//! all members have alike too.
+//! Whether a group has a [`Board`] is decided once, at the join: each member sends all others the
+//! name of its slot, or that it has none, in the messages of the join. All members come to the same
+//! result, so a group never uses both ways. Which calls use the board follows from the call alone,
+//! which is the same on all members too.
 //!
-//! Calls are made in their order, one at a time: a member puts what it contributes, waits until
-//! those have put theirs whose contribution it needs, and computes its result from all of them in
-//! the order of ranks. A call that goes by messages is put as well, without contents, so that the
-//! members find out if they do not call the same.
+//! Calls are made in order, one at a time: a member puts its contribution on the board, waits until
+//! the members whose contributions it needs have put theirs, and computes its result from all of
+//! them in the order of ranks. A call by messages is put as well, without contents, so that members
+//! detect calls that differ.
 //!
-//! Nobody waits in a call: a turn looks whether the member that is waited for has put something.
+//! No thread blocks in a call: a turn polls whether the awaited member has put its contribution.
 //! After [`PATIENCE_NS`] the members that have not are watched like those that owe a message.
 
 use std::collections::VecDeque;
@@ -31,26 +32,28 @@ use crate::proto::coll::Shape;
 use crate::proto::coll::plan::{Layout, Model};
 use crate::types::Instant;
 
-/// How long a member that has put nothing is waited for before somebody asks whether it lives.
+/// Time that a member which has put nothing is waited for before its liveness is checked,
+/// nanoseconds.
 const PATIENCE_NS: u64 = 1_000_000;
 
-/// Longest time between two looks of a member that sleeps, nanoseconds: a wake-up can be missed.
+/// Longest interval between two polls of a member that sleeps, nanoseconds: a wake-up can be
+/// missed.
 const LOOK_NS: u64 = 1_000_000;
 
-/// Bytes that the members of a call put together at most. More is cheaper by messages, of which
+/// Maximum bytes that the members of a call put together. More is cheaper by messages, of which
 /// fewer bytes reach each member.
 const TOGETHER_MAX: u64 = 32 << 10;
 
-/// How the members of a group share memory.
+/// The state of a group's board.
 #[derive(Debug)]
 pub(super) enum Shared {
-    /// They do not.
+    /// The group has no board.
     No,
-    /// A board is to be asked for when the join begins.
+    /// A board is to be requested when the join begins.
     Wanted,
-    /// This member has a slot. The others may not.
+    /// This member has a slot. The others may have none.
     Offered(Box<AnyBoard>),
-    /// They do.
+    /// All members share the board.
     Yes(Box<Calls>),
 }
 
@@ -58,85 +61,87 @@ pub(super) enum Shared {
 #[derive(Debug)]
 pub(super) struct Calls {
     first: First,
-    /// Whether there is a first call, which waits. Without it none is behind it.
+    /// Whether the first call waits. If not, there are no calls behind it.
     is_busy: bool,
-    /// This member's part in the first call that waits, or in the last one that did.
+    /// This member's part in the first call, or in the last call that was first.
     part: Part,
-    /// What it was called with.
+    /// The buffers of the first call.
     lent: Lent,
-    /// The calls behind it.
+    /// The calls behind the first.
     queue: VecDeque<(Part, Lent)>,
 }
 
-/// How far the first call has come.
+/// Progress of the first call.
 #[derive(Debug)]
 struct First {
     board: AnyBoard,
-    /// Its number, and whether what this member has for it was put.
+    /// Number of the call, and whether this member's contribution has been put.
     number: u32,
     is_put: bool,
-    /// The first rank that was not seen in the step at hand.
+    /// The first rank whose contribution has not been seen in the present step.
     next: u32,
-    /// All members are known to have put something for the call before it.
+    /// All members are known to have put their contribution to the previous call.
     is_synced: bool,
-    /// What this member put for that call.
+    /// The mark that this member put for the previous call.
     last_mark: u64,
-    /// When it was looked last who is late, if it was seen to wait, and the peers that are watched
-    /// for it.
+    /// Time of the last check for late members, if the call was seen to wait, and the peers that
+    /// are watched for it.
     since: Option<Instant>,
     watched: Vec<PeerIdx>,
-    /// What the members have put, one word each, or one of them, while it is computed with.
+    /// The members' contributions while they are computed with: one word of each, or those of one
+    /// member.
     words: Box<[u64]>,
     scratch: Scratch,
 }
 
-/// What differs between calls that are alike.
+/// The arguments of a call that differ between calls of the same part.
 #[derive(Debug)]
 pub(super) struct Lent {
-    /// What this member contributes, and its result.
+    /// The member's contribution, and its result.
     body: Span,
     out: Span,
-    /// `None` if it goes by messages.
+    /// `None` if the call goes by messages.
     user: Option<User>,
 }
 
-/// A member's part in a call of a group with a board. It follows from what all say alike.
+/// A member's part in a call of a group with a board, derived from the arguments that are equal on
+/// all members.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Part {
-    /// Which call that has been [checked](super::Checked) it is of.
+    /// Number of the [checked](super::CheckedCall) call.
     number: u64,
-    /// What must be in every message of the call, and what all put.
+    /// The mark of the call: part of every message, and of every contribution on the board.
     mark: u64,
     shape: Shape,
     reduce: Option<(AtomicOp, Datatype)>,
-    /// It goes through the board.
+    /// The call goes through the board.
     pub(super) is_through: bool,
-    /// Bytes that it contributes.
+    /// Bytes of the contribution.
     len: usize,
-    /// The ranks whose contributions it needs: from the first one to before the second.
+    /// The range of ranks whose contributions this member needs.
     needs: (u32, u32),
     result: Outcome,
 }
 
-/// What a member computes.
+/// The computation of a member's result.
 #[derive(Clone, Copy, Debug)]
 enum Outcome {
     Nothing,
-    /// The reduction of one word of each member.
+    /// Reduction of one word of each member.
     Word(WordFold),
     Blocks,
 }
 
-/// How far the first call of a group has come.
+/// Result of a step of the first call.
 enum Step {
-    /// It waits for a member to put something.
+    /// The call waits for a contribution.
     Waits,
     Ended,
     Disagree,
 }
 
-/// Words of the exchange of a join behind the first: a name for each member of a group that may
-/// have a board.
+/// Words of the exchange of a join behind the first ones: the name of a slot for each member of a
+/// group that may have a board.
 pub(super) fn name_words(members: usize) -> usize {
     if members <= BOARD_MEMBERS_MAX { members } else { 0 }
 }
@@ -153,7 +158,7 @@ fn fits(shape: &Shape) -> bool {
 }
 
 impl Part {
-    /// In no call.
+    /// The part in no call.
     pub(super) const NONE: Self = Self {
         number: 0,
         mark: 0,
@@ -165,7 +170,7 @@ impl Part {
         result: Outcome::Nothing,
     };
 
-    /// In the call with this number and this mark.
+    /// The part in the call with this number and this mark.
     pub(super) fn of(
         (number, mark): (u64, u64),
         shape: Shape,
@@ -199,12 +204,12 @@ impl Part {
         Self { shape, reduce, is_through: true, len, needs, result, ..by_messages }
     }
 
-    /// Which checked call it is of: 0 before the first.
+    /// Number of the checked call: 0 before the first.
     pub(super) fn number(&self) -> u64 {
         self.number
     }
 
-    /// Computes the result of blocks in `out`.
+    /// Computes the result in `out` of a call with blocks.
     #[inline(never)]
     fn compute(&self, out: Span, board: &AnyBoard, number: u32, scratch: &Scratch) {
         let s = &self.shape;
@@ -225,7 +230,7 @@ impl Part {
         }
     }
 
-    /// Reduces what the members have at `from` of a call, from the first to the last.
+    /// Reduces the members' contributions at `from` of a call, in the order of ranks.
     fn reduce(
         &self,
         out: &IoBuf,
@@ -246,14 +251,14 @@ impl Part {
 }
 
 impl Calls {
-    /// Of a group whose `members` have met.
+    /// The calls of a group whose `members` have joined.
     fn new(board: AnyBoard, members: usize) -> Option<Self> {
         let first = First {
             board,
             number: 1,
             is_put: false,
             next: 0,
-            // Before the first there is nothing to be taken.
+            // There is no previous call whose contributions are still to be read.
             is_synced: true,
             last_mark: 0,
             since: None,
@@ -265,7 +270,7 @@ impl Calls {
         Some(Self { first, is_busy: false, part: Part::NONE, lent, queue: VecDeque::new() })
     }
 
-    /// Puts a call behind the others. If there is none, it is the first and goes on at once.
+    /// Appends a call. If there is no other, it is the first and progresses at once.
     #[inline(always)]
     fn add(&mut self, part: &Part, lent: Lent) -> Added {
         if self.is_busy {
@@ -283,14 +288,14 @@ impl Calls {
         Added::First
     }
 
-    /// Lets the first call go on, if there is one.
+    /// Advances the first call, if there is one.
     #[inline(always)]
     fn step(&mut self) -> Step {
         if self.is_busy { self.first.step(&self.part, &self.lent) } else { cold(Step::Waits) }
     }
 
-    /// The first call has ended: the next one is the first, if there is one. Returns who made it,
-    /// if it went through the board.
+    /// Ends the first call and makes the next one the first, if there is one. Returns the caller of
+    /// the ended call, if it went through the board.
     #[inline(always)]
     fn end_first(&mut self) -> Option<User> {
         let user = self.lent.user;
@@ -310,20 +315,20 @@ impl Calls {
         }
     }
 
-    /// Who made the calls through the board, in their order.
+    /// The callers of the calls through the board, in order.
     fn users(&self) -> impl Iterator<Item = User> {
         let first = if self.is_busy { self.lent.user } else { None };
         first.into_iter().chain(self.queue.iter().filter_map(|(_, lent)| lent.user))
     }
 
-    /// Whether `rank` has yet to put what the first call waits for.
+    /// Whether the first call waits for the contribution of `rank`.
     fn lacks(&self, rank: u32) -> bool {
         self.is_busy && self.first.lacks(&self.part, rank)
     }
 }
 
 impl First {
-    /// Does what the first call asks for until it has to wait.
+    /// Advances the first call until it has to wait.
     #[inline(always)]
     fn step(&mut self, part: &Part, lent: &Lent) -> Step {
         let (number, (start, end)) = (self.number, part.needs);
@@ -355,7 +360,7 @@ impl First {
         if !matches!(part.result, Outcome::Nothing)
             && let Some(rank) = self.board.replaced(start..end, number)
         {
-            // What that member had put is gone, and so is the member: its loss ends the group.
+            // The slot of that member was reused, so the member is gone: its loss ends the group.
             self.next = rank;
             return cold(Step::Waits);
         }
@@ -367,8 +372,8 @@ impl First {
         Step::Ended
     }
 
-    /// Sees that all have put something for the call before: what is put now is put over what was
-    /// put for the call before that. Says what else it comes to.
+    /// Waits until all members have put their contribution to the previous call: a contribution
+    /// overwrites the one to the call before that. Returns a step if the call cannot proceed.
     #[inline(never)]
     fn sync(&mut self) -> Option<Step> {
         let last = self.number.wrapping_sub(1);
@@ -384,7 +389,7 @@ impl First {
         None
     }
 
-    /// Whether the member that is waited for has put something.
+    /// Whether the awaited member has put its contribution.
     fn may_go_on(&self) -> bool {
         let last = self.number.wrapping_sub(1);
         self.board.mark(self.next, self.number).is_some()
@@ -401,15 +406,16 @@ impl First {
         (part.needs.0..part.needs.1).contains(&rank)
     }
 
-    /// Whether it is time to look who is late.
+    /// Whether the check for late members is due.
     fn is_late(&self, now: Instant) -> bool {
         self.since.is_none_or(|since| now.since(since) >= PATIENCE_NS)
     }
 }
 
 impl Group {
-    /// Why calls through the board can never end, if a member that the first one waits for is gone.
-    /// Calls by messages end by these: who was ahead may have left before it could put them.
+    /// The error with which calls through the board end if a member that the first one waits for is
+    /// gone. Calls by messages end by their messages: a member that was ahead may have left before
+    /// it could put them.
     #[inline]
     fn lost_on_board(&self) -> Option<Error> {
         if self.is_whole { None } else { cold(self.lost_member()) }
@@ -427,9 +433,9 @@ impl Group {
 }
 
 impl Group {
-    /// Puts the call that was [checked](super::Checked) last in the order of the group, if that has
-    /// a board: through it with the source and the result that `user` has lent, which are as long
-    /// as it needs, or else by messages. If none is before it, it goes on at once, and then with
+    /// Appends the last [checked](super::CheckedCall) call to the order of the group, if the group
+    /// has a board: through the board with the source and the result that `lent` has, or else by
+    /// messages. If no call is before it, it progresses at once, and then with
     /// [`drive_boards`](Node::drive_boards).
     #[inline(always)]
     pub(super) fn add_call(&mut self, lent: Option<(User, Span, Span)>) -> Added {
@@ -452,13 +458,13 @@ impl Group {
     }
 }
 
-/// What became of a call that was put in the order of its group.
+/// Result of appending a call to the order of its group.
 pub(super) enum Added {
-    /// Others are before it, or there is no order.
+    /// Other calls are before it, or the group has no order.
     Behind,
-    /// It has ended well. Nothing is left of it.
+    /// The call has succeeded, and left no state.
     Ended,
-    /// It is the first, and waits.
+    /// The call is the first, and waits.
     First,
 }
 
@@ -470,10 +476,10 @@ impl Group {
 }
 
 impl Coll {
-    /// The members of a group have told each other the `names` of their slots, 0 for none.
+    /// Attaches the board after the members have exchanged the `names` of their slots, 0 for none.
     ///
     /// # Errors
-    /// [`Error::NoMem`]: a member has lied, or died, or there is no memory.
+    /// [`Error::NoMem`]: a member's name is wrong, a member died, or there is no memory.
     pub(super) fn agree_on_board(&mut self, g: GroupIdx, names: &[u64]) -> Result<()> {
         let group = &mut self.groups[g];
         let shared = std::mem::replace(&mut group.shared, Shared::No);
@@ -487,13 +493,13 @@ impl Coll {
         Ok(())
     }
 
-    /// Whether some call through a board is under way.
+    /// Whether any call through a board is in progress.
     #[inline(always)]
     pub(crate) fn has_calls_on_boards(&self) -> bool {
         !self.on_boards.is_empty()
     }
 
-    /// Whether some call through a board may go on.
+    /// Whether any call through a board may make progress.
     pub(super) fn boards_are_due(&self) -> bool {
         self.on_boards.iter().any(|&g| match &self.groups[g].shared {
             Shared::Yes(calls) => calls.first.may_go_on(),
@@ -501,7 +507,7 @@ impl Coll {
         })
     }
 
-    /// Whether a call through a board has waited for long.
+    /// Whether a call through a board has waited too long.
     pub(super) fn boards_are_late(&self, now: Instant) -> bool {
         self.on_boards.iter().any(|&g| match &self.groups[g].shared {
             Shared::Yes(calls) => calls.first.is_late(now),
@@ -509,7 +515,7 @@ impl Coll {
         })
     }
 
-    /// When boards are to be looked at even if nobody wakes us.
+    /// Time at which boards are to be polled even without a wake-up.
     pub(super) fn boards_deadline(&self, now: Instant) -> Option<Instant> {
         if !self.has_calls_on_boards() {
             return None;
@@ -518,7 +524,7 @@ impl Coll {
         Some(now + pause)
     }
 
-    /// The call that others were watched for has ended.
+    /// Ends the watching of peers for a call that has ended.
     #[cold]
     fn unwatch(&mut self, g: GroupIdx, peers: &mut Peers) {
         let Shared::Yes(calls) = &mut self.groups[g].shared else { return };
@@ -527,8 +533,8 @@ impl Coll {
         }
     }
 
-    /// Asks the port of a join that begins where the members are, and tells them the layout, what
-    /// messages to them cost, and the name of a board, if they all share memory.
+    /// Gives a join that begins the port's view of the members: the layout, the cost of messages to
+    /// them, and the name of a board slot if all of them share memory.
     pub(super) fn offer_board(
         &mut self,
         peers: &Peers,
@@ -562,7 +568,7 @@ impl Coll {
 }
 
 impl NodeCounters {
-    /// A call through a board has ended well.
+    /// Counts a call through a board that has succeeded.
     #[inline(always)]
     pub(super) fn count_shared(&mut self) {
         self.colls_done += 1;
@@ -571,7 +577,7 @@ impl NodeCounters {
 }
 
 impl Node {
-    /// Follows [`Group::add_call`] in group `g`, whose first call waits.
+    /// Registers group `g`, whose first call waits after [`Group::add_call`].
     #[inline(always)]
     pub(super) fn call_waits(&mut self, g: GroupIdx) {
         self.coll.on_boards.push(g);
@@ -582,9 +588,9 @@ impl Node {
         }
     }
 
-    /// Lets the calls of a group through its board go on as far as they can, and watches who is
-    /// late for the first that cannot. Says whether there is such a call: if not, the group is to
-    /// be taken from those with calls, unless it is over and was.
+    /// Advances the calls of a group through its board as far as possible, and watches the late
+    /// members of the first call that cannot proceed. Returns whether there is such a call: if not,
+    /// the group is to be removed from those with calls, unless it has ended and was removed.
     #[inline(always)]
     fn drive_board(&mut self, now: Instant, g: GroupIdx) -> bool {
         loop {
@@ -615,8 +621,8 @@ impl Node {
         }
     }
 
-    /// The first call of group `g` waits, if there is one: it is over if whom it waits for is gone,
-    /// who may be watched. Says whether it goes on to wait.
+    /// Checks whether the first call of group `g` still waits: it has ended if a member that it
+    /// waits for is gone. Late members may be watched. False if there is none.
     #[inline(never)]
     fn still_waits(&mut self, now: Instant, g: GroupIdx) -> bool {
         let group = &mut self.coll.groups[g];
@@ -630,7 +636,7 @@ impl Node {
         }
         let first = &mut calls.first;
         if first.is_late(now) {
-            // Who was not seen to wait before is late in a while.
+            // A call that was not seen to wait before is late after the patience has passed.
             let was_seen = first.since.replace(now).is_some();
             if was_seen {
                 self.watch_late(now, g);
@@ -639,7 +645,7 @@ impl Node {
         true
     }
 
-    /// As [`drive_boards`](Self::drive_boards), for one group.
+    /// [`drive_boards`](Self::drive_boards) for one group.
     #[inline(never)]
     pub(super) fn drive_again(&mut self, now: Instant, g: GroupIdx) {
         if !self.drive_board(now, g) {
@@ -647,8 +653,8 @@ impl Node {
         }
     }
 
-    /// Lets all calls through boards go on, and watches who is late. Returns how many have ended
-    /// well.
+    /// Advances all calls through boards, and watches late members. Returns the number of calls
+    /// that have succeeded.
     pub(crate) fn drive_boards(&mut self, now: Instant) -> usize {
         let before = self.counters.colls_done;
         let mut at = 0;
@@ -662,7 +668,8 @@ impl Node {
         (self.counters.colls_done - before) as usize
     }
 
-    /// Watches the members that the first call of a group waits for, like those that owe a message.
+    /// Watches the members that the first call of a group waits for, like members that owe a
+    /// message.
     fn watch_late(&mut self, now: Instant, g: GroupIdx) {
         let group = &self.coll.groups[g];
         let Shared::Yes(calls) = &group.shared else { return };
@@ -681,7 +688,7 @@ impl Node {
 }
 
 impl Objects<'_> {
-    /// A group is over: its calls through the board end with an error.
+    /// Ends the calls of an ended group through the board with an error.
     pub(super) fn fail_board(&mut self, g: GroupIdx, err: Error) {
         self.coll.unwatch(g, self.peers);
         self.coll.on_boards.retain(|&other| other != g);

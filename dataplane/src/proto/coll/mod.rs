@@ -1,12 +1,13 @@
 //! Collectives as schedules: what one member of a group sends, receives and computes.
 //!
-//! - [`Shape`]: one member's view of one call. [`plan`]: which algorithm, from a cost model.
-//! - [`program`]: the algorithm as rounds, made one by one and never held as a whole.
-//! - [`run`]: the interpreter that a node drives: what to post next, and what it waits for.
+//! - [`Shape`]: one member's view of one call. [`plan`]: the choice of an algorithm by a cost
+//!   model.
+//! - [`program`]: the algorithm as rounds, generated one by one and never held as a whole.
+//! - [`run`]: the interpreter that a node drives: the next action, and what it waits for.
 //!
-//! Nothing here knows a packet, a peer or an address: members are ranks, memory is a place in one
-//! of three areas. All members must come to the same schedule, so what decides is integers that all
-//! of them have.
+//! No packet, peer or address appears here: members are ranks, and memory is a place in one of
+//! three areas. All members must derive the same schedule, so the choice uses only integers that
+//! all of them have.
 
 pub mod plan;
 pub mod program;
@@ -14,32 +15,32 @@ pub mod run;
 #[cfg(test)]
 mod tests;
 
-/// What a group does together.
+/// The kind of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Kind {
-    /// Nobody goes on before everybody has come.
+    /// No member proceeds before all have arrived.
     Barrier = 0,
-    /// The root's vector to all.
+    /// The root's vector goes to all members.
     Broadcast = 1,
     /// Block `j` of member `i` becomes block `i` of member `j`.
     Alltoall = 2,
-    /// The reduction of all vectors to all.
+    /// The reduction of all vectors goes to all members.
     Allreduce = 3,
-    /// All members' blocks to all.
+    /// All members' blocks go to all members.
     Allgather = 4,
-    /// Block `i` of the reduction of all vectors to member `i`.
+    /// Block `i` of the reduction of all vectors goes to member `i`.
     ReduceScatter = 5,
-    /// The reduction of all vectors to the root.
+    /// The reduction of all vectors goes to the root.
     Reduce = 6,
-    /// Block `i` of the root to member `i`.
+    /// Block `i` of the root goes to member `i`.
     Scatter = 7,
-    /// All members' blocks to the root.
+    /// All members' blocks go to the root.
     Gather = 8,
 }
 
 impl Kind {
-    /// All of them, in the order of libfabric's `enum fi_collective_op`.
+    /// All kinds, in the order of libfabric's `enum fi_collective_op`.
     pub const ALL: [Self; 9] = [
         Self::Barrier,
         Self::Broadcast,
@@ -52,12 +53,12 @@ impl Kind {
         Self::Gather,
     ];
 
-    /// Whether it computes.
+    /// Whether the collective reduces.
     pub const fn reduces(self) -> bool {
         matches!(self, Self::Allreduce | Self::ReduceScatter | Self::Reduce)
     }
 
-    /// Whether one member is special.
+    /// Whether one member is the root.
     pub const fn has_root(self) -> bool {
         matches!(self, Self::Broadcast | Self::Reduce | Self::Scatter | Self::Gather)
     }
@@ -78,7 +79,7 @@ impl Kind {
         }
     }
 
-    /// Blocks that its result holds. Of a broadcast, that is the one buffer it has.
+    /// Blocks in the result of member `me`. A broadcast has one buffer, which counts as the result.
     pub const fn blocks_out(self, n: u32, me: u32, root: u32) -> u64 {
         match self {
             Self::Barrier => 0,
@@ -99,13 +100,13 @@ impl Kind {
 /// One member's view of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// What.
+    /// The collective.
     pub kind: Kind,
-    /// Members, 1 at least.
+    /// Number of members, at least 1.
     pub n: u32,
-    /// Which of them this is.
+    /// Rank of this member.
     pub me: u32,
-    /// The special one, 0 if there is none.
+    /// Rank of the root, 0 if there is none.
     pub root: u32,
     /// Elements of a block.
     pub count: u64,
@@ -116,7 +117,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Of a barrier of nobody.
+    /// The shape of a barrier without members.
     pub const NONE: Self =
         Self { kind: Kind::Barrier, n: 0, me: 0, root: 0, count: 0, size: 0, in_place: false };
 
@@ -126,23 +127,23 @@ impl Shape {
     }
 }
 
-/// One of the memories of a call.
+/// One of the memory areas of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Area {
     /// The source. Never written.
     In,
     /// The result.
     Out,
-    /// Memory of ours.
+    /// Memory of the node.
     Scratch,
 }
 
-/// A byte in one of them.
+/// A byte position in an area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Which.
+    /// The area.
     pub area: Area,
-    /// Where.
+    /// Offset in the area, bytes.
     pub off: u64,
 }
 
@@ -157,7 +158,7 @@ impl Place {
         Self { area: Area::Out, off }
     }
 
-    /// A place in our own memory.
+    /// A place in the node's memory.
     pub const fn scratch(off: u64) -> Self {
         Self { area: Area::Scratch, off }
     }
@@ -169,10 +170,10 @@ impl Place {
     }
 }
 
-/// What one message carries: up to two pieces, since blocks in the order of ranks wrap around.
+/// The payload of one message: up to two pieces, since a range of blocks may wrap around.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slice {
-    /// Start and bytes of each; what is not there has no bytes.
+    /// Start and bytes of each piece; an unused piece has 0 bytes.
     pub pieces: [(Place, u64); 2],
 }
 
@@ -199,31 +200,31 @@ impl Slice {
 /// One message of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Comm {
-    /// Of the member that it goes to or comes from.
+    /// Rank of the member that it goes to or comes from.
     pub rank: u32,
-    /// Tells it from others between the same two members in the same call, as far as their order
-    /// does not. Below 2^12.
+    /// Distinguishes the message from others between the same two members in the same call, as far
+    /// as their order does not. Below 2^12.
     pub step: u16,
-    /// What.
+    /// The payload.
     pub slice: Slice,
 }
 
-/// Something computed without anybody else.
+/// A computation without messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Local {
     /// Copies `count` runs of `len` bytes.
     Copy {
-        /// The first run.
+        /// Start of the first run.
         from: Place,
-        /// Where it goes.
+        /// Destination of the first run.
         to: Place,
         /// Bytes of a run.
         len: u64,
-        /// Runs.
+        /// Number of runs.
         count: u64,
-        /// From one run to the next, bytes.
+        /// Distance between runs in the source, bytes.
         from_step: i64,
-        /// The same at the destination.
+        /// Distance between runs at the destination, bytes.
         to_step: i64,
     },
     /// `to = a op b`, element by element.
@@ -232,42 +233,42 @@ pub enum Local {
         a: Place,
         /// Right operand.
         b: Place,
-        /// Result; may be one of them.
+        /// Result; may be the same as an operand.
         to: Place,
-        /// Bytes.
+        /// Bytes of each operand.
         len: u64,
     },
 }
 
 impl Local {
-    /// One run.
+    /// A copy of one run.
     pub const fn copy(from: Place, to: Place, len: u64) -> Self {
         Self::Copy { from, to, len, count: 1, from_step: 0, to_step: 0 }
     }
 }
 
-/// What happens between two points at which a member waits for others.
+/// The actions between two points at which a member waits for others.
 ///
-/// The order is: `before`; all receives and sends together; when every receive has come, `after`.
-/// A place that is sent from may be written by the `after` of a later round or by the receives of
-/// the round after the next, since [`run::Run`] waits for the sends that matter; or by anything
-/// that cannot happen before the message has arrived.
+/// The order is: `before`; all receives and sends together; when every receive has completed,
+/// `after`. A place that is sent from may be written by the `after` of a later round or by the
+/// receives of the round after the next, since [`run::Run`] waits for the sends that matter; or by
+/// anything that cannot happen before the message has arrived.
 #[derive(Clone, Debug, Default)]
 pub struct Round {
-    /// Computed first.
+    /// Computations before the messages.
     pub before: Vec<Local>,
-    /// Received.
+    /// Receives.
     pub recvs: Vec<Comm>,
-    /// Sent.
+    /// Sends.
     pub sends: Vec<Comm>,
-    /// Computed last, in this order.
+    /// Computations after the receives, in this order.
     pub after: Vec<Local>,
-    /// The next round needs nothing of what this one receives, so it need not wait for all of it.
+    /// The next round needs no data that this one receives, so it need not wait for all of it.
     pub free: bool,
 }
 
 impl Round {
-    /// Forgets everything and keeps the memory.
+    /// Clears the round and keeps its memory.
     pub fn clear(&mut self) {
         self.before.clear();
         self.recvs.clear();

@@ -1,15 +1,15 @@
-//! Which algorithm: the cheapest by a model of the network that all members share.
+//! The choice of an algorithm: the cheapest by a cost model of the network that all members share.
 //!
 //! The model is the usual one: `alpha` for a small message from one program to the other, `o` of
 //! processor time per message at either side, `beta` per byte of a link, `gamma` per byte reduced.
-//! Integers only, and nothing that differs from member to member goes in: each tells the others the
-//! numbers of its port, and all choose with the largest.
+//! It uses integers only, and no value that differs between members: each member sends the others
+//! the numbers of its port, and all choose with the largest.
 
 use barewire_driver::port::PortCaps;
 
 use super::{Kind, Shape};
 
-/// What a message, a byte and an operation cost.
+/// The cost of a message, a byte and an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Model {
     /// One-way time of a small message, nanoseconds.
@@ -20,25 +20,25 @@ pub struct Model {
     pub beta_ps: u32,
     /// Time of a byte that is reduced, picoseconds.
     pub gamma_ps: u32,
-    /// Which algorithms to take.
+    /// The operator's choice.
     pub force: Force,
 }
 
-/// The largest numbers: a tenth of a second, a millisecond, 8 Mbit/s. So the sums of a schedule's
-/// fixed costs fit in 64 bits.
+/// Upper bounds of the numbers: a tenth of a second, a millisecond, 8 Mbit/s. With these, the sums
+/// of a schedule's fixed costs fit in 64 bits.
 const MOST_ALPHA_NS: u32 = 100_000_000;
 const MOST_O_NS: u32 = 1_000_000;
 const MOST_PS: u32 = 1_000_000;
 
-/// A choice made by the operator in place of the model's.
+/// An operator's choice in place of the model's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Force {
     /// The model decides.
     #[default]
     No,
-    /// Those with few rounds, whatever the length.
+    /// Algorithms with few rounds, at any length.
     Latency,
-    /// Those that move each byte as seldom as possible.
+    /// Algorithms that move each byte as few times as possible.
     Bandwidth,
 }
 
@@ -49,7 +49,7 @@ impl Default for Model {
     }
 }
 
-/// Words by which members tell each other the numbers of a model.
+/// Number of words in which members exchange the numbers of a model.
 pub const MODEL_WORDS: usize = 4;
 
 impl Model {
@@ -57,13 +57,13 @@ impl Model {
     pub const MEMORY: Self =
         Self { alpha_ns: 400, o_ns: 80, beta_ps: 120, gamma_ps: 60, force: Force::No };
 
-    /// By a port and the link behind it, between the stations that are not near. Not measured:
-    /// docs/collectives.md says what the numbers rest on.
+    /// The model of a port and its link, for stations on other nodes. Not measured:
+    /// docs/collectives.md gives the basis of the numbers.
     pub fn of_port(caps: &PortCaps) -> Self {
         if caps.lossless {
             return Self::MEMORY;
         }
-        // A link that does not say how fast it is has 10 Gbit/s.
+        // A link of unknown speed counts as 10 Gbit/s.
         let link_bps = if caps.link_bps == 0 { 10_000_000_000 } else { caps.link_bps };
         let link_ps = u32::try_from(8_000_000_000_000 / link_bps).unwrap_or(u32::MAX);
         let (alpha_ns, o_ns, least_ps) =
@@ -72,12 +72,12 @@ impl Model {
         Self { alpha_ns, o_ns, beta_ps, ..Self::MEMORY }
     }
 
-    /// The numbers, for the other members.
+    /// The numbers, encoded for the other members.
     pub fn to_words(&self) -> [u64; MODEL_WORDS] {
         [self.alpha_ns, self.o_ns, self.beta_ps, self.gamma_ps].map(u64::from)
     }
 
-    /// The model of these numbers, of which others may have said anything.
+    /// The model of these numbers, which come from other members and are not trusted.
     pub fn from_words(words: [u64; MODEL_WORDS], force: Force) -> Self {
         let most = [MOST_ALPHA_NS, MOST_O_NS, MOST_PS, MOST_PS];
         let [alpha_ns, o_ns, beta_ps, gamma_ps] =
@@ -93,7 +93,7 @@ impl Model {
         self.o_ns as u64 * 1000
     }
 
-    /// `messages` at once that carry `bytes` together.
+    /// Cost of a round of `messages` at once that carry `bytes` together.
     fn round(&self, messages: u64, bytes: u64) -> u64 {
         (self.alpha() + messages * 2 * self.o()).saturating_add(self.wire(bytes))
     }
@@ -107,22 +107,23 @@ impl Model {
     }
 }
 
-/// How the members of a group lie on nodes, which all of them know alike.
+/// How the members of a group are spread over nodes. The same on all members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Members of each node, which share its link and reach each other by memory. 1 if the members
-    /// lie otherwise, or it is not known.
+    /// are spread otherwise, or if that is unknown.
     pub local: u32,
-    /// Members of a node have ranks in a row. Else they are as far apart as there are nodes.
+    /// Members of a node have consecutive ranks. Otherwise their ranks differ by the number of
+    /// nodes.
     pub packed: bool,
 }
 
 impl Layout {
-    /// Nothing is known.
+    /// The layout of members without a known node.
     pub const FLAT: Self = Self { local: 1, packed: true };
 
-    /// The layout in which `ranks`, of a group of `n`, are the members of the node of one of them.
-    /// [`FLAT`](Self::FLAT) if there is none, or only one node.
+    /// The layout in which `ranks`, of a group of `n`, are the members on the node of one of them.
+    /// [`FLAT`](Self::FLAT) if there is no such layout, or only one node.
     pub fn of(n: u32, ranks: &[u32]) -> Self {
         let local = ranks.len() as u32;
         if local < 2 || local >= n || !n.is_multiple_of(local) {
@@ -139,7 +140,7 @@ impl Layout {
         }
     }
 
-    /// As a word that members compare: 0 for [`FLAT`](Self::FLAT).
+    /// The layout as a word for the comparison between members: 0 for [`FLAT`](Self::FLAT).
     pub fn to_word(self) -> u64 {
         if self.local < 2 { 0 } else { u64::from(self.local) << 1 | u64::from(self.packed) }
     }
@@ -152,7 +153,8 @@ impl Layout {
     }
 }
 
-/// A factorisation of the number of members: how many exchange with each other in each round.
+/// A factorisation of the number of members: factor `i` is the number of members that exchange with
+/// each other in round `i`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Radices {
     len: u8,
@@ -172,18 +174,18 @@ impl Radices {
     }
 }
 
-/// Largest number of members that exchange with each other in one round.
+/// Maximum number of members that exchange with each other in one round.
 pub const RADIX_MAX: u32 = 32;
 
-/// Messages of a pairwise exchange that a member has under way at once.
+/// Messages of a pairwise exchange that a member has in progress at once.
 pub const WINDOW: u32 = 16;
 
-/// An algorithm. Radices are chosen, places are not.
+/// An algorithm, with its radices but without memory places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plan {
-    /// One member: nothing but copies.
+    /// One member: only copies.
     Alone,
-    /// Barrier: everybody tells `k - 1` others in a round.
+    /// Barrier: in each round every member notifies `k - 1` others.
     Dissemination {
         /// Radix.
         k: u32,
@@ -193,42 +195,45 @@ pub enum Plan {
         /// Radix.
         k: u32,
     },
-    /// Broadcast: parts down a tree of radix `k`, then [`Plan::Bruck`] of radix `ag`.
+    /// Broadcast: the parts are distributed by a tree of radix `k`, then [`Plan::Bruck`] of radix
+    /// `ag`.
     ScatterAllgather {
         /// Radix of the tree.
         k: u32,
         /// Radix of the allgather.
         ag: u32,
     },
-    /// Allreduce: recursive multiplying among the first members, whose number the factors give;
-    /// the others give them their vectors before and get the result after.
+    /// Allreduce: recursive multiplying among the first members, whose number is the product of the
+    /// factors; the other members send them their vectors before, and get the result afterwards.
     Multiply {
         /// The factors.
         radices: Radices,
         /// Their product.
         members: u32,
     },
-    /// Reductions: a reduce-scatter by recursive splitting, then what makes of it the rest.
+    /// Reductions: a reduce-scatter by recursive splitting, followed by the operation that
+    /// completes the kind.
     Split {
-        /// The factors of the number of members.
+        /// Factorisation of the number of members.
         radices: Radices,
-        /// Radix of the allgather or the gather tree after it.
+        /// Radix of the allgather or gather tree that follows.
         k: u32,
     },
-    /// Allreduce of members that share links: each node reduces by parts, a part at each member;
-    /// the members with the same part reduce it across the nodes; and each node collects the parts.
-    /// So every byte crosses a link once each way, whatever the number of members behind it.
+    /// Allreduce of members that share links: each node reduces by parts, one part at each member;
+    /// the members with the same part reduce it across the nodes; and each node gathers the parts.
+    /// So every byte crosses a link once in each direction, whatever the number of members behind
+    /// it.
     Lanes {
         /// Where the members are.
         layout: Layout,
-        /// The factors of the members of a node, and of the nodes.
+        /// Factorisations of the members of a node, and of the nodes.
         radices: [Radices; 2],
         /// Radix of the allgather in a node, and across them.
         k: [u32; 2],
     },
     /// As `Split`, with a pairwise reduce-scatter, for numbers with large prime factors.
     Pairs {
-        /// Radix of the allgather or the gather tree after it.
+        /// Radix of the allgather or gather tree that follows.
         k: u32,
     },
     /// Allgather with radix `k`; alltoall with as many rounds.
@@ -240,14 +245,14 @@ pub enum Plan {
     Direct,
 }
 
-/// The cheapest plan and its cost in picoseconds, for members that lie as `layout` says.
+/// The cheapest plan and its cost in picoseconds, for members with this `layout`.
 pub fn choose(shape: &Shape, layout: Layout, model: &Model) -> (Plan, u64) {
     let n = shape.n;
     if n == 1 {
         return (Plan::Alone, 0);
     }
     let alone = *model;
-    // A plan that knows nothing of nodes: all members of one send by its link at once.
+    // For plans that ignore nodes: all members of a node send by its link at once.
     let model = &Model { beta_ps: model.beta_ps.saturating_mul(layout.local), ..alone };
     let bytes = shape.block();
     let mut best = Best { plan: None, force: model.force };
@@ -306,7 +311,7 @@ struct Best {
 }
 
 impl Best {
-    /// `quick` says that the plan is one of few rounds.
+    /// Offers a plan. `quick`: the plan has few rounds.
     fn offer(&mut self, plan: Plan, cost: u64, quick: bool) {
         let forced = match self.force {
             Force::No => None,
@@ -343,7 +348,8 @@ fn tree_cost(n: u32, k: u32, bytes: u64, model: &Model) -> u64 {
     round.saturating_mul(levels(n, k))
 }
 
-/// The best radix of a tree down which every member's part of `total` bytes goes, or up.
+/// The best radix of a tree by which every member's part of `total` bytes is distributed or
+/// gathered.
 fn best_subtree(n: u32, total: u64, model: &Model) -> (u32, u64) {
     let rounds = |k: u32| levels(n, k) * model.round(u64::from(k) - 1, 0);
     let cost = |k: u32| rounds(k).saturating_add(model.wire(total));
@@ -356,7 +362,7 @@ fn best_bruck(n: u32, block: u64, model: &Model) -> (u32, u64) {
 
 fn alltoall(best: &mut Best, n: u32, bytes: u64, model: &Model) {
     for k in radixes(n) {
-        // In every round all but one part in k of the blocks move, and are copied twice.
+        // In every round all but one in `k` of the blocks move, and are copied twice.
         let moved = bytes.saturating_mul(u64::from(n)) / u64::from(k) * (u64::from(k) - 1);
         let copied = model.compute(moved).saturating_mul(2);
         let round = model.round(u64::from(k) - 1, moved).saturating_add(copied);
@@ -376,7 +382,7 @@ fn allreduce(best: &mut Best, n: u32, bytes: u64, model: &Model) {
     if let Some((cost, radices)) = whole {
         best.offer(Plan::Multiply { radices, members: n }, cost, true);
     }
-    // What a fold could save: a few numbers below, and the power of two.
+    // Candidates that need a fold: the next smaller numbers, and the power of two.
     let near = (n.saturating_sub(64).max(n / 2)..n).rev();
     let power = 1 << n.ilog2();
     for members in near.chain([power]).filter(|&m| m > 1 && m < n && 2 * m >= n && whole.is_none())
@@ -390,7 +396,7 @@ fn allreduce(best: &mut Best, n: u32, bytes: u64, model: &Model) {
     scatter_reduce(best, n, bytes, k, gather, model);
 }
 
-/// Offers [`Plan::Lanes`]. A member's link is the node's, divided among the lanes.
+/// Offers [`Plan::Lanes`]. The node's link is divided among the lanes.
 fn lanes(best: &mut Best, n: u32, layout: Layout, bytes: u64, model: &Model) {
     let near = Model { force: model.force, ..Model::MEMORY };
     let Layout { local, .. } = layout;
@@ -414,7 +420,7 @@ fn lanes(best: &mut Best, n: u32, layout: Layout, bytes: u64, model: &Model) {
     }
 }
 
-/// Offers the plans that begin with a reduce-scatter of `total` bytes and go on for `rest`.
+/// Offers the plans that begin with a reduce-scatter of `total` bytes and continue at cost `rest`.
 fn scatter_reduce(best: &mut Best, n: u32, total: u64, k: u32, rest: u64, model: &Model) {
     let part = total / u64::from(n) * (u64::from(n) - 1);
     let volume = model.wire(part).saturating_add(model.compute(part)).saturating_add(rest);
@@ -427,7 +433,7 @@ fn scatter_reduce(best: &mut Best, n: u32, total: u64, k: u32, rest: u64, model:
     best.offer(Plan::Pairs { k }, pairs.saturating_add(volume), false);
 }
 
-/// The factors of `n` for which the rounds cost least, if a round costs `fixed`, and `each` for
+/// The factors of `n` for which the rounds cost least, if a round costs `fixed`, plus `each` for
 /// every other member in it; `None` if a prime factor is above [`RADIX_MAX`].
 pub fn factors(n: u32, fixed: u64, each: u64) -> Option<(u64, Radices)> {
     let mut best = None;

@@ -1,9 +1,9 @@
 //! The algorithms, one round at a time.
 //!
-//! A program is a few phases, a phase is rounds, and a round is made when it is asked for, from the
-//! rank and the number of the round alone: a group of a hundred thousand costs no more than one of
-//! two. A reduction's operands stand in the order of ranks wherever two members compute the same
-//! result, so that it is the same to the bit.
+//! A program is a few phases, a phase is a sequence of rounds, and a round is generated on demand,
+//! only from the rank and the number of the round: a group of a hundred thousand needs no more
+//! memory than one of two. A reduction's operands are in the order of ranks wherever two members
+//! compute the same result, so that the results are the same to the bit.
 
 use super::plan::{Layout, Plan, Radices, WINDOW, levels};
 use super::{Comm, Kind, Local, Place, Round, Shape, Slice};
@@ -13,25 +13,25 @@ use super::{Comm, Kind, Local, Place, Round, Shape, Slice};
 pub struct Program {
     shape: Shape,
     phases: Phases,
-    /// Of a call in lanes: the first phase and the last are among the members of a node, those
-    /// between among the members of a lane. Else all are among all members.
+    /// In a call in lanes: the first and the last phase are among the members of a node, those
+    /// between among the members of a lane. Otherwise all phases are among all members.
     layout: Layout,
     scratch_len: u64,
     phase: usize,
     level: u32,
 }
 
-/// What happens one after the other.
+/// The phases, in order.
 type Phases = [Phase; 4];
 
-/// Phases with none behind them.
+/// A list of phases, padded with [`Phase::None`].
 fn phases<const N: usize>(list: [Phase; N]) -> Phases {
     let mut phases = [Phase::None; 4];
     phases[..N].copy_from_slice(&list);
     phases
 }
 
-/// Members that lie at equal distances, of whom this is one.
+/// A set of members at equal distances that this member is part of.
 #[derive(Clone, Copy, Debug)]
 struct Among {
     first: u32,
@@ -46,18 +46,18 @@ impl Among {
         Self { first: 0, stride: 1, n: s.n, me: s.me }
     }
 
-    /// The members of this one's node, if they lie as `layout` says.
+    /// The members on this member's node, if they have this `layout`.
     fn node(s: &Shape, layout: Layout) -> Self {
         Self::of(s.me, s.n, (layout.local, layout.packed))
     }
 
-    /// The members with this one's place in their nodes.
+    /// The members with this member's position on their nodes.
     fn lane(s: &Shape, layout: Layout) -> Self {
         Self::of(s.me, s.n, (s.n / layout.local, !layout.packed))
     }
 
-    /// One of `size` of all `n` members: those in a row, or those that are as far apart as there
-    /// are such sets.
+    /// A set of `size` of all `n` members: consecutive ones, or those at a distance of the number
+    /// of such sets.
     fn of(me: u32, n: u32, (size, in_a_row): (u32, bool)) -> Self {
         if in_a_row {
             Self { first: me / size * size, stride: 1, n: size, me: me % size }
@@ -72,23 +72,23 @@ impl Among {
     }
 }
 
-/// A part of an algorithm. Ranks that are said to be relative count from the root.
+/// A part of an algorithm. Relative ranks count from the root.
 #[derive(Clone, Copy, Debug)]
 enum Phase {
     /// Nothing.
     None,
-    /// Copies of one's own.
+    /// Copies within this member.
     Copy(Local),
     Barrier {
         k: u32,
     },
-    /// The bytes at a place go from the root to all.
+    /// The bytes at a place go from the root to all members.
     Down {
         k: u32,
         at: Place,
         len: u64,
     },
-    /// Vectors come together at the root.
+    /// Vectors are reduced towards the root.
     Up {
         k: u32,
         from: Place,
@@ -96,23 +96,23 @@ enum Phase {
         slots: Place,
         len: u64,
     },
-    /// Each member's part goes from the root to it.
+    /// Each member's part goes from the root to the member.
     PartsDown {
         k: u32,
         held: Held,
     },
-    /// Each member's part comes to the root.
+    /// Each member's part goes to the root.
     PartsUp {
         k: u32,
         held: Held,
     },
-    /// Each member's part goes to all.
+    /// Each member's part goes to all members.
     Allgather {
         k: u32,
         parts: Parts,
         own: Option<Place>,
     },
-    /// The last members give their vectors to the first.
+    /// The last members send their vectors to the first ones.
     FoldIn {
         members: u32,
         from: Place,
@@ -129,18 +129,18 @@ enum Phase {
         slots: Place,
         len: u64,
     },
-    /// The last members get the result of the first.
+    /// The last members get the result from the first ones.
     FoldOut {
         members: u32,
         len: u64,
     },
-    /// Parts are exchanged and reduced, fewer and fewer.
+    /// Parts are exchanged and reduced, fewer in each round.
     Split {
         radices: Radices,
         parts: Parts,
         acc: Acc,
     },
-    /// Parts are exchanged with everybody and reduced.
+    /// Parts are exchanged with every other member and reduced.
     Pairs {
         parts: Parts,
         acc: Acc,
@@ -151,14 +151,14 @@ enum Phase {
     AlltoallDirect,
 }
 
-/// A vector in as many parts as members, one after the other.
+/// A vector in as many consecutive parts as members.
 #[derive(Clone, Copy, Debug)]
 struct Parts {
     at: Place,
     n: u32,
     count: u64,
     size: u64,
-    /// `count` elements are divided; else each part has as many.
+    /// `count` elements are divided among the parts; otherwise each part has `count`.
     divided: bool,
 }
 
@@ -168,7 +168,7 @@ impl Parts {
         if !self.divided {
             return u64::from(i) * self.count * self.size;
         }
-        // In 128 bits, since count times members may pass 64.
+        // In 128 bits, since count times members may exceed 64.
         let at = u128::from(i) * u128::from(self.count) / u128::from(self.n);
         at as u64 * self.size
     }
@@ -182,7 +182,7 @@ impl Parts {
         (self.at.plus(self.before(lo)), self.len(lo, hi))
     }
 
-    /// `count` parts from `lo`, beginning again after the last.
+    /// `count` parts from `lo`, wrapping around after the last.
     fn ring(&self, lo: u32, count: u32) -> Slice {
         let end = (lo + count).min(self.n);
         let rest = count - (end - lo);
@@ -190,22 +190,22 @@ impl Parts {
     }
 }
 
-/// Where a member of a tree has the parts that pass through it, by relative rank.
+/// Where a member of a tree stores the parts that pass through it, by relative rank.
 #[derive(Clone, Copy, Debug)]
 enum Held {
-    /// All, in the order of ranks.
+    /// All parts, in the order of ranks.
     All(Parts),
-    /// Its own at one place, those of the members below it at another, in relative order.
+    /// The member's own part at one place, those of its subtree at another, in relative order.
     Own { own: Place, rest: Place, block: u64 },
 }
 
-/// Where the parts of a reduction are collected: part `first` lies at `at`.
+/// Where the parts of a reduction are accumulated: part `first` is at `at`.
 #[derive(Clone, Copy, Debug)]
 struct Acc {
     at: Place,
     first: u32,
     slots: Place,
-    /// The member's own part goes here at last.
+    /// Final place of the member's own part.
     out: Place,
 }
 
@@ -243,17 +243,17 @@ impl Program {
         Self { shape, phases, layout, scratch_len, phase: 0, level: 0 }
     }
 
-    /// Bytes of memory it needs beside the caller's.
+    /// Bytes of memory that the schedule needs besides the caller's.
     pub fn scratch_len(&self) -> u64 {
         self.scratch_len
     }
 
-    /// Whose schedule it is.
+    /// The shape of the schedule's call.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
 
-    /// Among whom the present phase is.
+    /// The members of the present phase.
     fn among(&self) -> Among {
         match (self.layout, self.phase) {
             (Layout::FLAT, _) => Among::all(&self.shape),
@@ -262,7 +262,7 @@ impl Program {
         }
     }
 
-    /// Puts the next round that has anything in it into `out`; false if there is none.
+    /// Writes the next round that is not empty to `out`; false if there is none.
     pub fn next_round(&mut self, out: &mut Round) -> bool {
         while let Some(phase) = self.phases.get(self.phase) {
             out.clear();
@@ -282,12 +282,12 @@ impl Program {
     }
 }
 
-/// Every member has as many elements.
+/// Parts in which every member has as many elements.
 fn blocks(s: &Shape, at: Place) -> Parts {
     Parts { at, n: s.n, count: s.count, size: s.size, divided: false }
 }
 
-/// The elements of one vector are shared out.
+/// Parts among which the elements of one vector are divided.
 fn divided(s: &Shape, at: Place) -> Parts {
     Parts { divided: true, ..blocks(s, at) }
 }
@@ -339,11 +339,11 @@ fn multiply(s: &Shape, radices: Radices, members: u32) -> (Phases, u64) {
     let (start, other, slots) = (Place::scratch(0), Place::scratch(len), Place::scratch(2 * len));
     let room = (most + 1) * len;
     let folded = members < s.n;
-    // What is sent in the first round must not be overwritten at its end.
+    // A place that the first round sends from must not be overwritten at its end.
     let moved = s.in_place || folded && s.me < s.n - members;
     let from = if moved { start } else { Place::input(0) };
     let first = if folded {
-        // Those who take nothing in have nothing to do, unless their source is the result.
+        // Members that receive no vector have nothing to do, unless their source is the result.
         Phase::FoldIn { members, from: Place::input(0), to: from, slot: slots, len }
     } else if s.in_place {
         Phase::Copy(Local::copy(Place::input(0), start, len))
@@ -355,7 +355,7 @@ fn multiply(s: &Shape, radices: Radices, members: u32) -> (Phases, u64) {
     (phases([first, middle, last]), room)
 }
 
-/// The plans that begin with a reduce-scatter: by splitting, or in pairs.
+/// The phases of the plans that begin with a reduce-scatter: by splitting, or in pairs.
 fn reduce_scatter(s: &Shape, radices: Option<Radices>, k: u32) -> (Phases, u64) {
     let (me, n) = (s.me, s.n);
     let collect = |parts: Parts, acc: Acc| match radices {
@@ -364,7 +364,7 @@ fn reduce_scatter(s: &Shape, radices: Option<Radices>, k: u32) -> (Phases, u64) 
     };
     if s.kind == Kind::ReduceScatter {
         let parts = blocks(s, Place::input(0));
-        // After the first round a member has only its part of the vector to work on.
+        // After the first round a member works only on its part of the vector.
         let width = radices.map_or(1, |r| n / u32::from(r.as_slice()[0]));
         let held = u64::from(width) * s.block();
         let slots = match radices {
@@ -424,7 +424,7 @@ fn lanes(s: &Shape, layout: Layout, radices: &[Radices; 2], k: [u32; 2]) -> (Pha
     (all, slots[0].max(slots[1]))
 }
 
-/// Bytes that the members of a round of a reduce-scatter of one vector send to each, at most.
+/// Maximum bytes that the members of a round of a reduce-scatter of one vector send to each member.
 fn split_slots(radices: &Radices, count: u64, size: u64) -> u64 {
     let mut parts = 1;
     let rounds = radices.as_slice().iter().map(|&r| {
@@ -435,12 +435,12 @@ fn split_slots(radices: &Radices, count: u64, size: u64) -> u64 {
     rounds.max().unwrap_or(0)
 }
 
-/// Relative rank.
+/// This member's relative rank.
 fn relative(s: &Shape) -> u32 {
     (s.me + s.n - s.root) % s.n
 }
 
-/// Members of a tree of radix `k` from this one down, itself included.
+/// Members of the subtree of radix `k` at this member, itself included.
 fn below(s: &Shape, k: u32) -> u32 {
     let vr = relative(s);
     match lowest_digit(vr, k) {
@@ -459,9 +459,9 @@ fn lowest_digit(mut v: u32, k: u32) -> Option<u32> {
     (v > 0).then_some(pos)
 }
 
-/// Makes one round.
+/// Generates one round.
 struct Maker<'a> {
-    /// The call as those who take part in the phase see it.
+    /// The call, from the view of the members of the phase.
     s: &'a Shape,
     among: Among,
     phase: usize,
@@ -501,12 +501,12 @@ impl Maker<'_> {
         }
     }
 
-    /// What tells the messages of this phase and `level` from others.
+    /// Distinguishes the messages of this phase and `level` from others.
     fn step(&self, level: u32) -> u16 {
         (self.phase as u16) << 9 | (level as u16 & 511)
     }
 
-    /// Whether a message is worth sending: one without bytes only where no message has any.
+    /// Whether a message is sent: one without bytes only if no message of the call has any.
     fn carries(&self, slice: &Slice) -> bool {
         !slice.is_empty() || self.s.count == 0 || self.s.kind == Kind::Barrier
     }
@@ -529,7 +529,7 @@ impl Maker<'_> {
         (vr + self.s.root) % self.s.n
     }
 
-    /// `k` to the power of this level, if fewer than all members are that far apart.
+    /// `k` to the power of this level, if it is below the number of members.
     fn stride(&self, k: u32) -> Option<u32> {
         k.checked_pow(self.level).filter(|&stride| stride < self.s.n)
     }
@@ -545,7 +545,7 @@ impl Maker<'_> {
         true
     }
 
-    /// Down a tree: first from above, then to all below, the largest subtree first.
+    /// Down a tree: first from the parent, then to all children, the largest subtree first.
     fn down(&mut self, k: u32, slice: impl Fn(u32, u32) -> Slice) -> bool {
         let (vr, n) = (relative(self.s), self.s.n);
         let lowest = lowest_digit(vr, k);
@@ -575,7 +575,7 @@ impl Maker<'_> {
         if self.stride(k).is_none() || lowest_digit(vr, k).is_some_and(|pos| pos < self.level) {
             return false;
         }
-        // Whoever has anybody below has the next one there, whose vector comes first.
+        // A member with children has the next rank as a child, whose vector comes first.
         let mut sum = if self.level == 0 || vr + 1 == n { from } else { acc };
         if lowest_digit(vr, k) == Some(self.level) {
             let stride = k.pow(self.level);
@@ -673,7 +673,8 @@ impl Maker<'_> {
         let stride: u32 = radices[..level].iter().map(|&r| u32::from(r)).product();
         let digit = self.s.me / stride % r;
         let base = self.s.me - digit * stride;
-        // By turns, so that a round never writes what it sends, and the last one writes the result.
+        // Alternating buffers, so that a round never writes what it sends, and the last one writes
+        // the result.
         let result = |level: usize| {
             if (radices.len() - 1 - level).is_multiple_of(2) { Place::out(0) } else { other }
         };
@@ -689,8 +690,8 @@ impl Maker<'_> {
         true
     }
 
-    /// Reduces the values `0..count` in their order into `to`. Value `mine` is not to be written
-    /// unless it lies there.
+    /// Reduces the values `0..count` in their order into `to`. Value `mine` is only overwritten if
+    /// it is at `to`.
     fn fold(&mut self, count: u32, mine: u32, value: impl Fn(u32) -> Place, to: Place, len: u64) {
         if len == 0 {
             return;
@@ -708,7 +709,7 @@ impl Maker<'_> {
         let level = self.level as usize;
         let Some(&r) = radices.get(level) else { return false };
         let r = u32::from(r);
-        // The parts that this member and those it still exchanges with are responsible for.
+        // The parts for which this member and those it still exchanges with are responsible.
         let earlier: u32 = radices[..level].iter().map(|&r| u32::from(r)).product();
         let held = self.s.n / earlier;
         let (lo, width) = (self.s.me / held * held, held / r);
@@ -764,7 +765,7 @@ impl Maker<'_> {
             return false;
         }
         if self.level == 0 {
-            // While the others' blocks are under way.
+            // While the other blocks are in progress.
             let own = Local::copy(Place::input(at(me)), Place::out(at(me)), len);
             self.out.after.push(own);
         }
@@ -778,8 +779,8 @@ impl Maker<'_> {
         true
     }
 
-    /// Block `t` of the working copy is what goes `t` ranks further. In round `j` those whose digit
-    /// `j` is `d` go `d` times `k` to the power of `j` ranks, all in one message.
+    /// Block `t` of the working copy is for the member `t` ranks further. In round `j` the blocks
+    /// whose digit `j` is `d` move `d` times `k` to the power of `j` ranks, all in one message.
     fn alltoall_bruck(&mut self, k: u32) -> bool {
         let Some(stride) = self.stride(k) else { return false };
         let (me, n, len) = (self.s.me, self.s.n, self.s.block());
@@ -809,7 +810,7 @@ impl Maker<'_> {
             used += bytes;
         }
         if stride.checked_mul(k).is_none_or(|next| next >= n) {
-            // Block `t` came from `t` ranks before.
+            // Block `t` came from the member `t` ranks before.
             let back = -(len as i64);
             let turned = |from: u32, to: u32, count: u32| Local::Copy {
                 from: work.plus(at(from)),
@@ -834,7 +835,7 @@ fn children(vr: u32, k: u32, pos: u32, n: u32) -> impl Iterator<Item = u32> {
     (1..k).map_while(move |d| vr.checked_add(d.checked_mul(stride)?).filter(|&c| c < n))
 }
 
-/// The parts of relative ranks `vr..vr + span`, where the member has them.
+/// The parts of relative ranks `vr..vr + span`, where the member stores them.
 fn held_slice(s: &Shape, held: &Held, vr: u32, span: u32) -> Slice {
     match *held {
         Held::All(parts) => parts.ring((vr + s.root) % s.n, span),
@@ -849,7 +850,7 @@ fn held_slice(s: &Shape, held: &Held, vr: u32, span: u32) -> Slice {
     }
 }
 
-/// Blocks `first..first + run`, and again every `period`, below `n`.
+/// Blocks `first..first + run`, repeated every `period`, below `n`.
 struct Runs {
     n: u32,
     first: u32,
@@ -867,7 +868,7 @@ struct Run {
 }
 
 impl Run {
-    /// From runs to bytes that lie together, or back if `spread`.
+    /// A copy from runs to contiguous bytes, or back if `spread`.
     fn copy(&self, from: Place, to: Place, spread: bool) -> Local {
         let (together, apart) = (self.bytes as i64, self.period as i64);
         let (from_step, to_step) = if spread { (together, apart) } else { (apart, together) };

@@ -1,40 +1,40 @@
-//! The interpreter of a schedule: what is to be done next, and what is waited for.
+//! The interpreter of a schedule: the next action, and what it waits for.
 //!
 //! The driver takes [`Action`]s one by one with [`Run::action`], calls [`Run::done`] for each that
-//! it could do, and reports receives and sends that have ended. The interpreter holds none of the
-//! call's memory, so a simulation can drive it with a clock alone.
+//! it has executed, and reports receives and sends that have ended. The interpreter holds none of
+//! the call's memory, so a simulation can drive it with only a clock.
 
 use super::plan::WINDOW;
 use super::program::Program;
 use super::{Comm, Local, Round};
 
-/// The next thing to do.
+/// The next action of a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Post a receive.
     Recv(Comm),
-    /// Post a send. Its end is to be told with the number of the round.
+    /// Post a send. Its end is reported with this number of the round.
     Send(Comm, u32),
     /// Compute.
     Local(Local),
-    /// Nothing before a message ends.
+    /// Wait until a message ends.
     Wait,
-    /// The call has ended here.
+    /// The call has ended at this member.
     Done,
 }
 
-/// A schedule under way.
+/// A schedule in progress.
 #[derive(Clone, Debug)]
 pub struct Run {
     program: Program,
     round: Round,
     number: u32,
     stage: Stage,
-    /// Next element of the stage's list.
+    /// Index of the next element in the list of the stage.
     at: usize,
-    /// Receives that have not ended: of this round, and of free ones before it.
+    /// Receives in progress: of this round, and of free rounds before it.
     recvs: u32,
-    /// Sends that have not ended: of this round, of the one before, of older ones.
+    /// Sends in progress: of this round, of the previous one, of older ones.
     sends: [u32; 3],
 }
 
@@ -63,23 +63,23 @@ impl Run {
         run
     }
 
-    /// Begins another one in the memory of one that has ended or was given up.
+    /// Starts another schedule in the memory of one that has ended or was abandoned.
     pub fn restart(&mut self, program: Program) {
         self.program = program;
         (self.recvs, self.sends) = (0, [0; 3]);
         self.advance(0);
     }
 
-    /// What it runs.
+    /// The schedule.
     pub fn program(&self) -> &Program {
         &self.program
     }
 
-    /// What to do next; the same again until [`done`](Self::done) is called or something ends.
+    /// The next action; the same again until [`done`](Self::done) is called or a message ends.
     pub fn action(&mut self) -> Action {
         loop {
             match self.stage {
-                // What the older sends read may be written from here on.
+                // Memory that the older sends read may be written from here on.
                 Stage::Before if self.sends[2] > 0 => return Action::Wait,
                 Stage::Before => match self.round.before.get(self.at) {
                     Some(&local) => return Action::Local(local),
@@ -105,12 +105,12 @@ impl Run {
         }
     }
 
-    /// Receives that the next round may begin without.
+    /// Maximum receives that may be in progress when the next round begins.
     fn may_stay(&self) -> u32 {
         if self.round.free { WINDOW } else { 0 }
     }
 
-    /// The action that [`action`](Self::action) said was done.
+    /// Reports that the last [`action`](Self::action) was executed.
     pub fn done(&mut self) {
         match self.stage {
             Stage::Recvs => self.recvs += 1,
@@ -120,18 +120,18 @@ impl Run {
         self.at += 1;
     }
 
-    /// A receive has ended.
+    /// Reports that a receive has ended.
     pub fn received(&mut self) {
         self.recvs -= 1;
     }
 
-    /// A send of round `number` has ended.
+    /// Reports that a send of round `number` has ended.
     pub fn sent(&mut self, number: u32) {
         let age = (self.number - number).min(2) as usize;
         self.sends[age] -= 1;
     }
 
-    /// Rounds begun so far, less one.
+    /// Number of the present round, from 0.
     pub fn number(&self) -> u32 {
         self.number
     }
