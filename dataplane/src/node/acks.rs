@@ -21,7 +21,7 @@ use barewire_driver::hint::cold;
 use barewire_driver::mem::InlineBytes;
 use barewire_driver::port::Tx;
 
-use super::fast_rma::BaseTo;
+use super::fast_rma::PeerBase;
 use super::packet::Packet;
 use super::peer::{Peer, Peers, State, ack_time, slot_of};
 use super::{Control, Due, DynSink, FrameSink, InPlaceFrame, Node, Sending, Todo};
@@ -373,7 +373,7 @@ impl Node {
             ..AckOp::default()
         };
         let sent = if peer.rcv.is_empty() && peer.addr != self.port.addr && !peer.marked {
-            let frame = AckTo::new(BaseTo { peer, src: &self.port.addr }, &op);
+            let frame = AckTo::new(PeerBase { peer, src: &self.port.addr }, &op);
             let len = AckTo::LEN + frame.inline_bytes().len();
             let sent = out.send_in_place(&frame);
             self.sending().left(p, (Ty::Ack, len), sent)
@@ -476,7 +476,7 @@ impl Control<'_> {
 
 /// An ACK packet to be sent, without SACK: no packet is missing.
 struct AckTo<'a> {
-    base: BaseTo<'a>,
+    base: PeerBase<'a>,
     op: [u8; AckOp::LEN],
     crc: Option<u32>,
 }
@@ -486,7 +486,7 @@ impl<'a> AckTo<'a> {
     const LEN: usize = BASE_LEN + AckOp::LEN;
 
     #[inline(always)]
-    fn new(base: BaseTo<'a>, op: &AckOp) -> Self {
+    fn new(base: PeerBase<'a>, op: &AckOp) -> Self {
         let mut frame = Self { base, op: op.head(), crc: None };
         if base.peer.path.has_crc() {
             let mut bytes = [0; Self::LEN];

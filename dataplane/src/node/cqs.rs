@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::ops::Late;
+use super::ops::LateCompletion;
 use super::{CqId, NodeSettings, Reader};
 use crate::cq::Cq;
 use crate::error::{Error, Result};
@@ -40,7 +40,7 @@ pub struct CqTable {
 #[derive(Debug, Default)]
 pub(crate) struct CqCold {
     /// Completions with remote CQ data that wait for room, oldest first.
-    pub(crate) late: VecDeque<Late>,
+    pub(crate) late: VecDeque<LateCompletion>,
     /// Maximum outstanding sends and receives of the endpoints bound to the queue.
     bound: [u64; 2],
 }

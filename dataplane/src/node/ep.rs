@@ -283,7 +283,7 @@ impl Ep {
         let idle = std::mem::take(&mut self.rx_reserved_idle).into();
         table.cq.unreserve_many(idle);
         self.rx_used -= idle;
-        let n = table.lend(self.rx_size.saturating_sub(self.rx_used) as usize);
+        let n = table.reserve_ahead(self.rx_size.saturating_sub(self.rx_used) as usize);
         self.rx_used += u32::from(n);
         self.rx_reserved[kind] += n;
         n > 0
@@ -296,7 +296,7 @@ impl Ep {
         let Some(table) = cqs.get_mut(self.tx_cq).filter(|table| !table.cq_blocked) else {
             return false;
         };
-        let n = table.lend(self.tx_size.saturating_sub(self.tx_used) as usize);
+        let n = table.reserve_ahead(self.tx_size.saturating_sub(self.tx_used) as usize);
         self.tx_used += u32::from(n);
         self.ops_reserved += n;
         n > 0
@@ -355,7 +355,7 @@ impl CqTable {
     /// Reserves completion entries in advance for an endpoint with `room` places left in its own
     /// queue. Returns their number: at least one, at most an eighth of the free entries; 0 if no
     /// entry is free.
-    fn lend(&mut self, room: usize) -> u16 {
+    fn reserve_ahead(&mut self, room: usize) -> u16 {
         let room = room.min(self.cq.room());
         let n = (room / 8).clamp(1, RESERVE_MAX).min(room) as u16;
         self.cq.reserve_many(n.into());
@@ -571,7 +571,7 @@ impl Receiving<'_> {
             .collect();
         for pull in pulls {
             let recv = std::mem::replace(&mut self.sessions.pulls[pull].recv, RecvIdx::NONE);
-            self.sessions.operations().pulling().end_pull(pull, EndStatus::Closed);
+            self.sessions.operations().pull_engine().end_pull(pull, EndStatus::Closed);
             self.sessions.objects().cancel_placing(recv);
         }
         let peers: Vec<PeerIdx> = self.sessions.peers.iter().map(|(i, _)| i).collect();
@@ -697,7 +697,7 @@ impl Objects<'_> {
         let table = &mut self.cqs[cq];
         table.cq_blocked = true;
         if std::mem::take(&mut table.has_reserved) {
-            self.eps.recall(self.cqs, cq);
+            self.eps.release_reserved(self.cqs, cq);
         }
     }
 

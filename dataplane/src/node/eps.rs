@@ -48,14 +48,14 @@ impl Eps {
         let CqTable { cq: queue, has_reserved, .. } = &mut cqs[cq];
         if *has_reserved && !queue.has_room() {
             *has_reserved = false;
-            self.recall(cqs, cq);
+            self.release_reserved(cqs, cq);
         }
     }
 
     /// Releases the entries that endpoints have reserved in queue `cq`.
     #[cold]
     #[inline(never)]
-    pub(super) fn recall(&mut self, cqs: &mut Cqs, cq: CqIdx) {
+    pub(super) fn release_reserved(&mut self, cqs: &mut Cqs, cq: CqIdx) {
         for (_, ep) in self.iter_mut() {
             if ep.rx_cq == cq {
                 ep.release_receives(cqs);
@@ -125,11 +125,11 @@ impl<'a> SendRoom<'a> {
 
     /// Whether the transmit queue has a place and the completion queue an entry.
     #[inline(always)]
-    pub(super) fn is_there(&self) -> bool {
+    pub(super) fn is_available(&self) -> bool {
         self.ep.tx_used < self.ep.tx_size && self.cq.has_room()
     }
 
-    /// Takes a place and an entry. The caller has checked [`is_there`](Self::is_there).
+    /// Takes a place and an entry. The caller has checked [`is_available`](Self::is_available).
     #[inline(always)]
     pub(super) fn take(&mut self) {
         self.ep.tx_used += 1;

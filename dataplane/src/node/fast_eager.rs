@@ -278,7 +278,7 @@ impl Node {
         let msg = EagerFrame { peer, src: &self.port.addr, ep, ar, req };
         // The receiver has the message from here on; the accounting overlaps with its work.
         let sent = match S::LOSSY && msg.peer.path.has_crc() {
-            true => out.send_msg(&Checked::of(&msg)),
+            true => out.send_msg(&ChecksummedFrame::of(&msg)),
             false => out.send_msg(&msg),
         };
         if sent != Tx::Sent {
@@ -920,14 +920,14 @@ impl Message for EagerFrame<'_> {
 }
 
 /// A message about to be sent with a checksum.
-struct Checked<'a> {
+struct ChecksummedFrame<'a> {
     msg: &'a EagerFrame<'a>,
     /// The frame is written from the bytes that the checksum covers.
     head: [u8; EagerMsg::LEN_MAX],
     crc: u32,
 }
 
-impl<'a> Checked<'a> {
+impl<'a> ChecksummedFrame<'a> {
     #[inline(always)]
     fn of(msg: &'a EagerFrame<'a>) -> Self {
         let start = FrameHead::between(msg.peer.addr, *msg.src, msg.peer.numbers_out(), true);
@@ -938,7 +938,7 @@ impl<'a> Checked<'a> {
     }
 }
 
-impl Message for Checked<'_> {
+impl Message for ChecksummedFrame<'_> {
     #[inline(always)]
     fn head(&self) -> FrameHead {
         FrameHead::between(self.msg.peer.addr, *self.msg.src, self.msg.peer.numbers_out(), true)

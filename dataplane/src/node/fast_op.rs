@@ -55,7 +55,7 @@ pub(super) struct FastOp {
     pub(super) context: u64,
     /// Memory for the answer's payload; empty if the answer has none.
     pub(super) result: Span,
-    pub(super) is: OpBits,
+    pub(super) bits: OpBits,
     /// The endpoint that posted the operation; [`EpIdx::NONE`] once that is closed.
     pub(super) ep: EpIdx,
     /// PSN of the operation's packet.
@@ -118,21 +118,21 @@ impl OpBits {
 
 impl Vacant for FastOp {
     fn vacant() -> Self {
-        let is = OpBits::new(Form::Fetch, false);
+        let bits = OpBits::new(Form::Fetch, false);
         let (ep, psn) = (EpIdx::NONE, Psn(0));
-        Self { context: 0, result: Span::EMPTY, is, ep, psn, bytes: 0 }
+        Self { context: 0, result: Span::EMPTY, bits, ep, psn, bytes: 0 }
     }
 }
 
 impl FastOp {
     #[inline(always)]
     pub(super) const fn peer(&self) -> PeerIdx {
-        self.is.peer()
+        self.bits.peer()
     }
 
     #[inline(always)]
     pub(super) const fn form(&self) -> Form {
-        self.is.form()
+        self.bits.form()
     }
 }
 
@@ -183,7 +183,7 @@ pub(crate) struct Fetch {
     /// bytes or none.
     pub(super) word: bool,
     /// Kind and flags of the operation's record, unless the call suppresses the completion.
-    pub(super) is: OpBits,
+    pub(super) bits: OpBits,
 }
 
 impl Fetch {
@@ -198,7 +198,7 @@ impl Fetch {
         operand: usize::MAX,
         compare: usize::MAX,
         word: false,
-        is: OpBits::new(Form::Fetch, false),
+        bits: OpBits::new(Form::Fetch, false),
     };
 
     #[inline(always)]

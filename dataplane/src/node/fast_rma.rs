@@ -172,10 +172,10 @@ impl Fetch {
         let compare = if kind == AtomicKind::Compare { bytes } else { 0 };
         let result = if kind == AtomicKind::Base { 0 } else { bytes };
         let word = operand == 8 && compare == 0;
-        let is = OpBits::new(form, is_signaled(flags, ep)).counted_by(&ep.rma_cntr);
+        let bits = OpBits::new(form, is_signaled(flags, ep)).counted_by(&ep.rma_cntr);
         let op_ty = Self::name(op, ty);
         let bytes = bytes as u32;
-        ep.fetch = Self { op_ty, count, flags, kind, bytes, result, operand, compare, word, is };
+        ep.fetch = Self { op_ty, count, flags, kind, bytes, result, operand, compare, word, bits };
         Some(())
     }
 }
@@ -195,7 +195,7 @@ trait FastRequest {
     /// Kind and signaled bit, before the peer is known. The request [`fits`](Self::fits) and does
     /// not suppress its completion.
     #[inline(always)]
-    fn is(&self, ep: &Ep) -> OpBits {
+    fn bits(&self, ep: &Ep) -> OpBits {
         OpBits::new(self.form(), is_signaled(self.call().flags, ep)).counted_by(&ep.rma_cntr)
     }
 
@@ -232,8 +232,8 @@ impl FastRequest for FastAtomic<'_> {
     }
 
     #[inline(always)]
-    fn is(&self, ep: &Ep) -> OpBits {
-        ep.fetch.is
+    fn bits(&self, ep: &Ep) -> OpBits {
+        ep.fetch.bits
     }
 
     #[inline(always)]
@@ -310,7 +310,7 @@ impl FastRequest for FastWrite<'_> {
 
     #[inline(always)]
     fn send(&self, to: &Endpoints<'_>, out: &mut impl FrameSink) -> bool {
-        out.send_in_place(&WriteTo { to, write: self }) == Tx::Sent
+        out.send_in_place(&WriteFrame { to, write: self }) == Tx::Sent
     }
 }
 
@@ -358,7 +358,7 @@ impl FastRequest for FastRead<'_> {
 
     #[inline(always)]
     fn send(&self, to: &Endpoints<'_>, out: &mut impl FrameSink) -> bool {
-        out.send_in_place(&ReadTo { to, read: self }) == Tx::Sent
+        out.send_in_place(&ReadFrame { to, read: self }) == Tx::Sent
     }
 }
 
@@ -440,12 +440,12 @@ impl Node {
             return cold(false);
         }
         let Some(result) = req.take_result() else { return cold(false) };
-        let (mut is, psn) = (req.is(ep).to(p), peer.snd.nxt);
+        let (mut bits, psn) = (req.bits(ep).to(p), peer.snd.nxt);
         if no_completion {
-            is.0 &= !OpBits::SIGNALED;
+            bits.0 &= !OpBits::SIGNALED;
         }
         let kept = result.again();
-        let op = FastOp { context, result, is, ep: e, psn, bytes: req.bytes(ep) };
+        let op = FastOp { context, result, bits, ep: e, psn, bytes: req.bytes(ep) };
         let Some(made) = self.fast_ops.alloc_named(op) else {
             req.return_result(kept);
             return cold(false);
@@ -506,7 +506,7 @@ impl Node {
         let Some(op) = self.fast_ops.by_handle(handle) else { return cold(false) };
         // The endpoint of the operation may be closed.
         let Some(ep) = self.eps.at_mut(op.ep) else { return cold(false) };
-        if if COMMON { !op.is.completes_alone(p) } else { op.peer() != p }
+        if if COMMON { !op.bits.completes_alone(p) } else { op.peer() != p }
             || usize::from(base.plen()) != op.result.len()
             || !frame.fill_span(RespOp::HEAD, &op.result)
         {
@@ -543,7 +543,7 @@ impl Operations<'_> {
     fn complete_fast_op(&mut self, p: PeerIdx, w: FastOpIdx) {
         let Some(op) = self.fast_ops.get(w) else { return };
         let (e, form, bytes) = (op.ep, op.form(), op.bytes.into());
-        let context = op.is.signaled().then_some(op.context);
+        let context = op.bits.signaled().then_some(op.context);
         self.fast_ops.discard(w);
         let Some(peer) = self.objects.peers.get_mut(p) else { return };
         peer.forget_fast_op();
@@ -604,8 +604,8 @@ impl Operations<'_> {
     /// Ends operation `w` with an error, written to the queue of its endpoint unless that is
     /// closed.
     fn fail_fast_op(&mut self, w: FastOpIdx, err: Error, prov_errno: ProvErrno) {
-        let &FastOp { context, ep: e, is, .. } = &self.fast_ops[w];
-        let (p, form) = (is.peer(), is.form());
+        let &FastOp { context, ep: e, bits, .. } = &self.fast_ops[w];
+        let (p, form) = (bits.peer(), bits.form());
         self.objects.peers[p].forget_fast_op();
         self.fast_ops.discard(w);
         if e != EpIdx::NONE {
@@ -652,7 +652,7 @@ impl Operations<'_> {
     #[cold]
     pub(super) fn count_fast_ops(&mut self, e: EpIdx) {
         for (_, op) in self.fast_ops.iter_mut().filter(|(_, op)| op.ep == e) {
-            op.is.0 &= !OpBits::UNCOUNTED;
+            op.bits.0 &= !OpBits::UNCOUNTED;
         }
     }
 
@@ -683,13 +683,13 @@ impl Peer {
 
 /// The base of the next packet to a peer.
 #[derive(Clone, Copy)]
-pub(super) struct BaseTo<'a> {
+pub(super) struct PeerBase<'a> {
     pub(super) peer: &'a Peer,
     /// This node's address, as [`Station::word`](barewire_driver::port::Station::word) returns it.
     pub(super) src: &'a u64,
 }
 
-impl BaseOut for BaseTo<'_> {
+impl BaseOut for PeerBase<'_> {
     #[inline(always)]
     fn dst(&self) -> u64 {
         self.peer.addr
@@ -751,7 +751,7 @@ impl Endpoints<'_> {
     #[inline(always)]
     fn put_base(&self, ty: Ty, plen: usize, out: &mut impl HeadOut) {
         // The answer acknowledges it.
-        BaseTo { peer: self.peer, src: self.src }.put(ty, plen, false, out);
+        PeerBase { peer: self.peer, src: self.src }.put(ty, plen, false, out);
     }
 }
 
@@ -772,7 +772,7 @@ fn send_atomic(to: &Endpoints<'_>, req: &FastAtomic<'_>, out: &mut impl FrameSin
     let what = AtomicDesc { kind, op, ty, range };
     // A payload of constant length needs no branches on the way.
     if fetch.word {
-        return out.send_in_place(&WithWord { to, what: &what, operand }) == Tx::Sent;
+        return out.send_in_place(&AtomicWordFrame { to, what: &what, operand }) == Tx::Sent;
     }
     let payload = match (fetch.operand, fetch.compare) {
         (0, _) => Some(InlineBytes::NONE),
@@ -793,7 +793,7 @@ fn send_with_inline(
     payload: InlineBytes,
     out: &mut impl FrameSink,
 ) -> bool {
-    out.send_in_place(&WithInline { to: &to, what: &what, payload }) == Tx::Sent
+    out.send_in_place(&AtomicInlineFrame { to: &to, what: &what, payload }) == Tx::Sent
 }
 
 /// Writes a request without its payload of `plen` bytes.
@@ -819,13 +819,13 @@ fn put_request(to: &Endpoints<'_>, what: &AtomicDesc, plen: usize, out: &mut imp
 
 /// A request whose payload is one 8-byte operand. The operand is read when it is written, so that
 /// it occupies no register earlier.
-struct WithWord<'a> {
+struct AtomicWordFrame<'a> {
     to: &'a Endpoints<'a>,
     what: &'a AtomicDesc,
     operand: &'a Span,
 }
 
-impl InPlaceFrame<{ AtomicOp::HEAD + 8 }> for WithWord<'_> {
+impl InPlaceFrame<{ AtomicOp::HEAD + 8 }> for AtomicWordFrame<'_> {
     #[inline(always)]
     fn dst(&self) -> u64 {
         self.to.peer.addr
@@ -841,13 +841,13 @@ impl InPlaceFrame<{ AtomicOp::HEAD + 8 }> for WithWord<'_> {
 }
 
 /// A request with up to [`InlineBytes::MAX`] bytes of payload.
-struct WithInline<'a> {
+struct AtomicInlineFrame<'a> {
     to: &'a Endpoints<'a>,
     what: &'a AtomicDesc,
     payload: InlineBytes,
 }
 
-impl InPlaceFrame<{ AtomicOp::HEAD }> for WithInline<'_> {
+impl InPlaceFrame<{ AtomicOp::HEAD }> for AtomicInlineFrame<'_> {
     #[inline(always)]
     fn dst(&self) -> u64 {
         self.to.peer.addr
@@ -865,12 +865,12 @@ impl InPlaceFrame<{ AtomicOp::HEAD }> for WithInline<'_> {
 }
 
 /// The frame of a write.
-struct WriteTo<'a> {
+struct WriteFrame<'a> {
     to: &'a Endpoints<'a>,
     write: &'a FastWrite<'a>,
 }
 
-impl InPlaceFrame<{ WriteOp::HEAD }> for WriteTo<'_> {
+impl InPlaceFrame<{ WriteOp::HEAD }> for WriteFrame<'_> {
     #[inline(always)]
     fn dst(&self) -> u64 {
         self.to.peer.addr
@@ -893,12 +893,12 @@ impl InPlaceFrame<{ WriteOp::HEAD }> for WriteTo<'_> {
 }
 
 /// The frame of a read.
-struct ReadTo<'a> {
+struct ReadFrame<'a> {
     to: &'a Endpoints<'a>,
     read: &'a FastRead<'a>,
 }
 
-impl InPlaceFrame<{ ReadOp::HEAD }> for ReadTo<'_> {
+impl InPlaceFrame<{ ReadOp::HEAD }> for ReadFrame<'_> {
     #[inline(always)]
     fn dst(&self) -> u64 {
         self.to.peer.addr

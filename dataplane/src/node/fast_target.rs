@@ -10,7 +10,7 @@ use barewire_driver::hint::cold;
 use barewire_driver::mem::{InlineBytes, IoBuf, Span, U128_LEN, Words};
 use barewire_driver::port::Tx;
 
-use super::fast_rma::{ASKS_EVERY, BaseTo};
+use super::fast_rma::{ASKS_EVERY, PeerBase};
 use super::ops::Response;
 use super::peer::{Peer, slot_of};
 use super::rma::{REMOTE_READ, REMOTE_WRITE};
@@ -118,10 +118,10 @@ impl TargetCache {
         }
     }
 
-    /// Index of the grant for requests of type `ask` with this key. No index serves two types.
+    /// Index of the grant for requests of type `req_ty` with this key. No index serves two types.
     #[inline(always)]
-    fn slot(ask: RequestTy, key: &RequestKey) -> usize {
-        match ask {
+    fn slot(req_ty: RequestTy, key: &RequestKey) -> usize {
+        match req_ty {
             RequestTy::Atomic => key.hash() % ATOMIC_GRANTS,
             RequestTy::Write => ATOMIC_GRANTS + key.hash() % BYTES_GRANTS,
             RequestTy::Read => ATOMIC_GRANTS + BYTES_GRANTS + key.hash() % BYTES_GRANTS,
@@ -213,16 +213,16 @@ impl Node {
         self.rx_request::<Add>(now, frame, out)
     }
 
-    /// Processes a request of type `ask`, and sends the answer to `out`.
+    /// Processes a request of type `req_ty`, and sends the answer to `out`.
     #[inline(never)]
     pub(super) fn on_request_frame(
         &mut self,
-        ask: RequestTy,
+        req_ty: RequestTy,
         now: Instant,
         frame: &RxFrame<'_>,
         mut out: impl FrameSink,
     ) {
-        let taken = match ask {
+        let taken = match req_ty {
             RequestTy::Atomic => self.rx_request::<Atomic>(now, frame, &mut out),
             RequestTy::Write => self.rx_request::<Write>(now, frame, &mut out),
             RequestTy::Read => self.rx_request::<Read>(now, frame, &mut out),
@@ -245,16 +245,16 @@ impl Node {
         frame: &RxFrame<'_>,
         out: &mut impl FrameSink,
     ) -> bool {
-        let Some((base, op)) = RawRequest::parse(frame, E::ASK) else { return cold(false) };
+        let Some((base, op)) = RawRequest::parse(frame, E::TYPE) else { return cold(false) };
         let (own, p) = (self.port.addr, slot_of(base.dst_sid()));
-        let slot = TargetCache::slot(E::ASK, &op.key);
+        let slot = TargetCache::slot(E::TYPE, &op.key);
         if self.target.grants[slot].key != op.key {
             cold(());
             // A frame of no session changes nothing, not even the cache.
             let is_next = |peer: &Peer| peer.is_next(own, &base.head, base.sid_psn);
             if E::COMMON
                 || !self.peers.at(p).is_some_and(is_next)
-                || !self.responder().check_access(E::ASK, op, base.plen())
+                || !self.responder().check_access(E::TYPE, op, base.plen())
             {
                 return false;
             }
@@ -281,12 +281,12 @@ impl Node {
         peer.nack.note_key(now, false);
         peer.accept(&base, self.turn.polled_at);
         self.counters.rma_executed += 1;
-        if E::ASK == RequestTy::Write {
+        if E::TYPE == RequestTy::Write {
             // A new sequence number resets the byte count of an abandoned write.
             peer.written = 0;
         }
-        let to = BaseTo { peer, src: &self.port.addr };
-        let answer = AnswerTo { base: to, reply_to: &op.reply_to, ar, payload: &grant.memory };
+        let to = PeerBase { peer, src: &self.port.addr };
+        let answer = AnswerFrame { base: to, reply_to: &op.reply_to, ar, payload: &grant.memory };
         if is_next && flying < peer.snd.limit() && old.send(answer, out) == Tx::Sent {
             self.counters.tx_frames += 1;
             if answered(now, peer, flying) {
@@ -300,7 +300,7 @@ impl Node {
         if !E::COMMON && self.target.grants[slot].counted {
             cold(());
             let bytes = E::bytes(&self.target.grants[slot], &base, &old);
-            self.responder().count_executed(E::ASK, slot, bytes as u64);
+            self.responder().count_executed(E::TYPE, slot, bytes as u64);
         }
         true
     }
@@ -322,8 +322,8 @@ impl Node {
                     && peer.fast_path
                     && peer.resp_q.head == ResponseIdx::NONE;
                 let flying = peer.snd.in_flight();
-                let to = AnswerTo {
-                    base: BaseTo { peer, src: &self.port.addr },
+                let to = AnswerFrame {
+                    base: PeerBase { peer, src: &self.port.addr },
                     reply_to: &answer.reply_to,
                     ar: flying % ASKS_EVERY == ASKS_EVERY - 1,
                     payload: answer.values,
@@ -378,29 +378,29 @@ impl Responder<'_> {
     /// False if any check fails: the slow path then refuses the request, or executes it if its
     /// region is in several pieces.
     #[inline(never)]
-    fn check_access(&mut self, ask: RequestTy, request: RawRequest, plen: u16) -> bool {
-        let grant = match ask {
+    fn check_access(&mut self, req_ty: RequestTy, request: RawRequest, plen: u16) -> bool {
+        let grant = match req_ty {
             RequestTy::Atomic => self.grant_atomic(request, plen),
-            RequestTy::Write | RequestTy::Read => self.grant_bytes(ask, request),
+            RequestTy::Write | RequestTy::Read => self.grant_bytes(req_ty, request),
         };
         let Some(grant) = grant else { return false };
         self.mrs.last = grant.mr;
-        self.target.grants[TargetCache::slot(ask, &request.key)] = grant;
+        self.target.grants[TargetCache::slot(req_ty, &request.key)] = grant;
         true
     }
 
-    fn grant_bytes(&self, ask: RequestTy, request: RawRequest) -> Option<AccessGrant> {
-        let read = ask == RequestTy::Read;
+    fn grant_bytes(&self, req_ty: RequestTy, request: RawRequest) -> Option<AccessGrant> {
+        let read = req_ty == RequestTy::Read;
         let (caps, access) = match read {
             true => (Caps::REMOTE_READ, MrAccess::REMOTE_READ),
             false => (Caps::REMOTE_WRITE, MrAccess::REMOTE_WRITE),
         };
-        if !request.key.is_whole(ask) {
+        if !request.key.is_whole(req_ty) {
             return None;
         }
         let range = request.range();
         let (ep, counted) = self.objects.eps.grant_ep(range.dst_ep, Caps::RMA | caps)?;
-        let (m, _) = self.mrs.look(self.objects.eps, ep, &range, 1, access).ok()?;
+        let (m, _) = self.mrs.lookup(self.objects.eps, ep, &range, 1, access).ok()?;
         let mr = Some(&self.mrs[m]).filter(|mr| mr.is_reusable())?;
         let counted = counted || if read { mr.read_cntr } else { mr.write_cntr } != CntrIdx::NONE;
         let (key, base, memory) = (request.key, mr.base, mr.buf.as_one()?.again());
@@ -418,7 +418,7 @@ impl Responder<'_> {
         }
         let (caps, access) = atomic_needs(&op, what);
         let (ep, counted) = self.objects.eps.grant_ep(op.range.dst_ep, caps)?;
-        let (m, _) = self.mrs.look(self.objects.eps, ep, &op.range, bytes as u64, access).ok()?;
+        let (m, _) = self.mrs.lookup(self.objects.eps, ep, &op.range, bytes as u64, access).ok()?;
         let mr = Some(&self.mrs[m]).filter(|mr| mr.is_reusable())?;
         let memory = mr.buf.as_one()?.again();
         let counted = counted
@@ -452,9 +452,9 @@ impl Responder<'_> {
 
     /// Counts a request that was executed by the grant in `slot` and has transferred `bytes`.
     #[cold]
-    fn count_executed(&mut self, ask: RequestTy, slot: usize, bytes: u64) {
+    fn count_executed(&mut self, req_ty: RequestTy, slot: usize, bytes: u64) {
         let &AccessGrant { mr, ep, fetch, op, .. } = &self.target.grants[slot];
-        let (reads, writes) = match ask {
+        let (reads, writes) = match req_ty {
             RequestTy::Atomic => (fetch, changes(op)),
             RequestTy::Write => (false, true),
             RequestTy::Read => (true, false),
@@ -482,14 +482,14 @@ impl Responder<'_> {
 /// How requests of one kind are executed and answered.
 trait Execution {
     /// Type of the requests.
-    const ASK: RequestTy;
+    const TYPE: RequestTy;
     /// Only while no answer waits, from a [steady](Peer::is_steady) peer, and if the answer need
     /// not request an acknowledgement, so that little code is inlined. [`Atomic`] handles the other
     /// cases.
     const COMMON: bool = false;
 
     /// Payload of the answer.
-    type ReplyValue: Answered;
+    type ReplyValue: AnswerPayload;
 
     /// Executes the request in `frame`, which has the shape of `grant`. `None`, and nothing
     /// changed, if that is not possible (bounds, alignment, lengths). `answer_max`: bytes that an
@@ -514,7 +514,7 @@ enum Write {}
 enum Read {}
 
 impl Execution for Add {
-    const ASK: RequestTy = RequestTy::Atomic;
+    const TYPE: RequestTy = RequestTy::Atomic;
     const COMMON: bool = true;
     type ReplyValue = Word;
 
@@ -539,7 +539,7 @@ impl Execution for Add {
 }
 
 impl Execution for Atomic {
-    const ASK: RequestTy = RequestTy::Atomic;
+    const TYPE: RequestTy = RequestTy::Atomic;
     type ReplyValue = ReplyValue;
 
     fn execute(
@@ -578,7 +578,7 @@ impl Execution for Atomic {
 }
 
 impl Execution for Write {
-    const ASK: RequestTy = RequestTy::Write;
+    const TYPE: RequestTy = RequestTy::Write;
     type ReplyValue = Word;
 
     #[inline(always)]
@@ -588,7 +588,7 @@ impl Execution for Write {
         base: &BaseWords,
         (frame, _): (&RxFrame<'_>, usize),
     ) -> Option<Word> {
-        let len = RawRequest::len(frame, Self::ASK, base)?;
+        let len = RawRequest::len(frame, Self::TYPE, base)?;
         let at = usize::try_from(op.addr.wrapping_sub(grant.base)).ok()?;
         frame.copy_to_span(WriteOp::HEAD, &grant.memory.piece(at, len)?, len);
         Some(Word::NONE)
@@ -600,7 +600,7 @@ impl Execution for Write {
 }
 
 impl Execution for Read {
-    const ASK: RequestTy = RequestTy::Read;
+    const TYPE: RequestTy = RequestTy::Read;
     type ReplyValue = ReplyValue;
 
     #[inline(always)]
@@ -610,7 +610,7 @@ impl Execution for Read {
         base: &BaseWords,
         (frame, answer_max): (&RxFrame<'_>, usize),
     ) -> Option<ReplyValue> {
-        let len = RawRequest::len(frame, Self::ASK, base)?;
+        let len = RawRequest::len(frame, Self::TYPE, base)?;
         let at = usize::try_from(op.addr.wrapping_sub(grant.base)).ok()?;
         match grant.memory.piece(at, len)?.word_at(0) {
             Some(word) if len == size_of::<u64>() => Some(ReplyValue::Word(Word::of(word, len))),
@@ -629,17 +629,17 @@ impl Execution for Read {
 }
 
 /// Payload of an answer, with a type for each kind of requests.
-trait Answered: Copy {
+trait AnswerPayload: Copy {
     /// Sends `answer` with this payload.
-    fn send(self, answer: AnswerTo<'_, &Span>, out: &mut impl FrameSink) -> Tx;
+    fn send(self, answer: AnswerFrame<'_, &Span>, out: &mut impl FrameSink) -> Tx;
 
     /// The payload for an answer that leaves later.
     fn kept(self) -> ReplyValue;
 }
 
-impl Answered for Word {
+impl AnswerPayload for Word {
     #[inline(always)]
-    fn send(self, answer: AnswerTo<'_, &Span>, out: &mut impl FrameSink) -> Tx {
+    fn send(self, answer: AnswerFrame<'_, &Span>, out: &mut impl FrameSink) -> Tx {
         out.send_in_place(&answer.with(self))
     }
 
@@ -648,9 +648,9 @@ impl Answered for Word {
     }
 }
 
-impl Answered for ReplyValue {
+impl AnswerPayload for ReplyValue {
     #[inline(always)]
-    fn send(self, answer: AnswerTo<'_, &Span>, out: &mut impl FrameSink) -> Tx {
+    fn send(self, answer: AnswerFrame<'_, &Span>, out: &mut impl FrameSink) -> Tx {
         match self {
             Self::Word(word) => word.send(answer, out),
             Self::Few(values) => out.send_in_place(&answer.with(values)),
@@ -692,19 +692,19 @@ fn answered(now: Instant, peer: &mut Peer, flying: u32) -> bool {
 }
 
 /// An answer about to be sent.
-struct AnswerTo<'a, P> {
-    base: BaseTo<'a>,
+struct AnswerFrame<'a, P> {
+    base: PeerBase<'a>,
     reply_to: &'a wire::ReplyTo,
     /// The answer asks for an acknowledgement.
     ar: bool,
     payload: P,
 }
 
-impl<'a, S> AnswerTo<'a, S> {
+impl<'a, S> AnswerFrame<'a, S> {
     #[inline(always)]
-    fn with<P>(self, payload: P) -> AnswerTo<'a, P> {
+    fn with<P>(self, payload: P) -> AnswerFrame<'a, P> {
         let Self { base, reply_to, ar, .. } = self;
-        AnswerTo { base, reply_to, ar, payload }
+        AnswerFrame { base, reply_to, ar, payload }
     }
 }
 
@@ -785,7 +785,7 @@ impl Payload<{ RespOp::HEAD }> for (&IoBuf, usize, usize) {
     }
 }
 
-impl<const H: usize, P: Payload<H>> InPlaceFrame<H> for AnswerTo<'_, P> {
+impl<const H: usize, P: Payload<H>> InPlaceFrame<H> for AnswerFrame<'_, P> {
     #[inline(always)]
     fn dst(&self) -> u64 {
         self.base.dst()

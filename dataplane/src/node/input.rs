@@ -130,7 +130,7 @@ impl Node {
             return;
         }
         if strange {
-            return self.on_stranger(now, frame, &base);
+            return self.on_sessionless(now, frame, &base);
         }
         if path.is_sealed() && frame.is_near() {
             self.counters.rx_clear += 1;
@@ -179,7 +179,7 @@ impl Node {
 
     /// Processes OPEN, RST, and packets of sessions that do not exist.
     #[cold]
-    fn on_stranger(&mut self, now: Instant, frame: &RxFrame<'_>, base: &Base) {
+    fn on_sessionless(&mut self, now: Instant, frame: &RxFrame<'_>, base: &Base) {
         match base.ty {
             Ty::Open => match OpenOp::parse(frame, base) {
                 Ok(op) => {
@@ -264,7 +264,7 @@ impl Node {
                 self.due.make_ready(&mut self.peers, p);
             }
             Ty::Probe => self.control().on_probe(p, frame, base),
-            // Ack: handled by `on_packet`; Open and Rst: by `on_stranger`, since their session does
+            // Ack: handled by `on_packet`; Open and Rst: by `on_sessionless`, since their session does
             // not exist; Who and Mcast: by `on_frame_slow`.
             Ty::Ack | Ty::Open | Ty::Rst | Ty::Who | Ty::Mcast => {}
             // Reliable types: handled by `on_op`.
@@ -346,7 +346,7 @@ impl Node {
         match self.on_op(now, p, frame, base) {
             Verdict::Accept => {
                 self.advance_rcv_nxt(now, p, 1);
-                self.take_held(now, p);
+                self.execute_buffered(now, p);
             }
             Verdict::Refuse(reason) => self.refuse_or_drop(now, p, base, reason),
         }
@@ -394,7 +394,7 @@ impl Node {
     }
 
     /// Processes buffered packets that are now in order.
-    fn take_held(&mut self, now: Instant, p: PeerIdx) {
+    fn execute_buffered(&mut self, now: Instant, p: PeerIdx) {
         while let peer = &mut self.peers[p]
             && peer.rcv.is_set(peer.rcv_nxt)
             && peer.refused == 0

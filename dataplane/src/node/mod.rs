@@ -112,7 +112,7 @@ use peers_by_station::PeersByStation;
 use pull::Pulls;
 use recv::{Reassemblies, Receives};
 use reorder::Reorder;
-use rma::Spare;
+use rma::SpareBuffers;
 use self_loop::SelfLoop;
 use tally::Observed;
 use tx::TxWrs;
@@ -708,8 +708,8 @@ pub struct Node {
     /// Operands of the atomic operation being executed.
     pub(crate) scratch: Vec<u8>,
     target: fast_target::TargetCache,
-    /// Spare buffers for long operands and old values.
-    pub(crate) spare: Spare,
+    /// SpareBuffers buffers for long operands and old values.
+    pub(crate) spare: SpareBuffers,
     /// Packets that arrived early.
     pub(crate) reorder: Reorder,
     /// Collective groups, and calls of collectives.
@@ -803,7 +803,7 @@ impl Node {
             responses: Slab::with_capacity(rma_out::response_slots(s.peer_max)),
             scratch: Vec::new(),
             target: fast_target::TargetCache::new(rma_out::response_slots(s.peer_max)),
-            spare: Spare::default(),
+            spare: SpareBuffers::default(),
             reorder: Reorder::new(frame_len),
             coll: Coll::new(caps, s.coll),
             wheel: Wheel::new(s.peer_max, Instant(0)),
@@ -952,7 +952,7 @@ pub struct Responder<'a> {
     responses: &'a mut Slab<Response, (), ResponseIdx>,
     target: &'a mut fast_target::TargetCache,
     scratch: &'a mut Vec<u8>,
-    spare: &'a mut Spare,
+    spare: &'a mut SpareBuffers,
     /// Responses in flight read regions.
     sent: &'a mut SentPool,
     turn: &'a Turn,
@@ -976,7 +976,7 @@ pub struct Operations<'a> {
     fast_ops: &'a mut Table<FastOp, (), FastOpIdx>,
     packs: &'a mut Packs,
     pulls: &'a mut Pulls,
-    spare: &'a mut Spare,
+    spare: &'a mut SpareBuffers,
     /// Packets in flight of operations that end.
     sent: &'a mut SentPool,
     turn: &'a mut Turn,
@@ -1095,7 +1095,7 @@ pub struct Sessions<'a> {
     responses: &'a mut Slab<Response, (), ResponseIdx>,
     scratch: &'a mut Vec<u8>,
     target: &'a mut fast_target::TargetCache,
-    spare: &'a mut Spare,
+    spare: &'a mut SpareBuffers,
     reorder: &'a mut Reorder,
     coll: &'a mut Coll,
     wheel: &'a mut Wheel<PeerIdx>,

@@ -266,7 +266,7 @@ impl Mrs {
     /// Finds `len` bytes at the start of `range`, if a packet for endpoint `e` has this access to
     /// them. Returns the region and the offset in it.
     #[inline]
-    pub(super) fn look(
+    pub(super) fn lookup(
         &self,
         eps: &Eps,
         e: EpIdx,
@@ -453,7 +453,7 @@ impl Responder<'_> {
         }
     }
 
-    /// [`Mrs::look`] for operation `of`; also counts refusals.
+    /// [`Mrs::lookup`] for operation `of`; also counts refusals.
     #[inline]
     pub(super) fn mr_find(
         &mut self,
@@ -462,7 +462,7 @@ impl Responder<'_> {
         len: u64,
         need: MrAccess,
     ) -> std::result::Result<(MrIdx, usize), NackReason> {
-        let found = self.mrs.look(self.objects.eps, e, range, len, need);
+        let found = self.mrs.lookup(self.objects.eps, e, range, len, need);
         let found = match found {
             Ok((m, _)) if !self.mrs[m].is_for(of) => Err(NackReason::BadKey),
             _ => found,

@@ -71,7 +71,7 @@ struct Member {
 
 /// Identifies a message: its sender, the sender's incarnation, and the sender's message number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Sent {
+struct MessageId {
     by: u64,
     inc: u64,
     number: u32,
@@ -88,7 +88,7 @@ pub struct Multicast {
     /// Recent messages, each in the slot that its number and sender hash to, so that a message
     /// which arrives by two paths, such as memory and a switch, is delivered once. Empty until an
     /// endpoint joins a group.
-    seen: Vec<Option<Sent>>,
+    seen: Vec<Option<MessageId>>,
     queue: VecDeque<Vec<u8>>,
     free: Vec<Vec<u8>>,
 }
@@ -110,7 +110,7 @@ impl Multicast {
     }
 
     /// Records a message, and returns whether it has arrived before.
-    fn is_copy(&mut self, sent: Sent) -> bool {
+    fn is_copy(&mut self, sent: MessageId) -> bool {
         // Consecutive messages of one sender, up to the size of the table, have distinct slots.
         let at = (sent.by.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32;
         let at = at.wrapping_add(sent.number) as usize % SEEN;
@@ -199,7 +199,7 @@ impl Node {
         }
         match McastOp::parse(frame, base) {
             Ok(op) => {
-                let sent = Sent { by: base.src.word(), inc: op.inc, number: base.psn.0 };
+                let sent = MessageId { by: base.src.word(), inc: op.inc, number: base.psn.0 };
                 if self.groups.is_copy(sent) {
                     self.counters.rx_duplicate += 1;
                 } else if !self.deliver_to_members(frame, base, &op) {
@@ -327,7 +327,7 @@ impl Receiving<'_> {
         if !may {
             return;
         }
-        let src = known.map_or(Src::STRANGER, |p| self.sessions.peers[p].src(p, op.src_ep));
+        let src = known.map_or(Src::UNKNOWN, |p| self.sessions.peers[p].src(p, op.src_ep));
         let (peer, len) = (known.unwrap_or(PeerIdx::NONE), u64::from(base.plen));
         let (inc, src_ep, imm) = (op.inc, op.src_ep, op.imm);
         let head = MsgHead { peer, inc, src_ep, tagged: false, tag: 0, imm, len };

@@ -48,8 +48,8 @@ impl HoldWatch {
 
     /// Starts or stops watching. A watching caller looks at the held packet in time. A node that
     /// has just read that the caller watches may still hold one more packet after it has stopped.
-    pub fn watch(&self, looks: bool) {
-        self.watched.store(looks, Ordering::Relaxed);
+    pub fn watch(&self, active: bool) {
+        self.watched.store(active, Ordering::Relaxed);
     }
 
     /// Time at which the held packet was begun, and the number of packets held so far.

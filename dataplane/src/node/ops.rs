@@ -330,7 +330,7 @@ pub(crate) struct Pull {
     pub(crate) asked: u64,
     pub(crate) got: u64,
     /// Bytes that the queued PULL will request; they already count as outstanding.
-    pub(crate) asking: u32,
+    pub(crate) requesting: u32,
     pub(crate) src_ep: u16,
     pub(crate) tagged: bool,
     pub(crate) tag: u64,
@@ -367,7 +367,7 @@ impl Pull {
             want: 0,
             asked: 0,
             got: 0,
-            asking: 0,
+            requesting: 0,
             src_ep: 0,
             tagged: false,
             tag: 0,
@@ -542,7 +542,7 @@ impl Linked<0, ResponseIdx> for Response {
 /// A completion with remote CQ data that waits for room in its queue. It holds an eager unit of its
 /// sender, so their number is bounded.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Late {
+pub(crate) struct LateCompletion {
     pub(crate) ep: EpIdx,
     pub(crate) peer: PeerIdx,
     /// Incarnation of the sending peer, and its endpoint. The source address is looked up when the

@@ -258,13 +258,13 @@ impl Node {
             let mut op = [0; ReadOp::LEN];
             let (read, wr) = (pull.read, pull.wr);
             let (ty, op_len, len) = if read {
-                let len = pull.asking;
+                let len = pull.requesting;
                 (Ty::Read, self.tx.emit_read(&self.pulls, idx, &mut op), len)
             } else if let Some(status) = pull.end {
                 let end = EndOp { src_op: pull.src_op, src_gen: pull.src_gen, status };
                 (Ty::End, end.emit(&mut op), 0)
             } else {
-                let (offset, len) = (pull.asked, pull.asking);
+                let (offset, len) = (pull.asked, pull.requesting);
                 let (dst_op, dst_gen) = (idx.get(), self.pulls.records.generation(idx));
                 let (src_op, src_gen) = (pull.src_op, pull.src_gen);
                 let ask = PullOp { src_op, src_gen, dst_op, dst_gen, offset, len };
@@ -291,7 +291,7 @@ impl Node {
             self.pulls.dequeue(&mut self.peers[p], idx);
             let pull = &mut self.pulls[idx];
             pull.asked += u64::from(len);
-            (pull.asking, pull.psn) = (0, psn);
+            (pull.requesting, pull.psn) = (0, psn);
             if read {
                 self.tx.rma_mut(wr).done += u64::from(len);
             }
@@ -389,7 +389,7 @@ impl Node {
         }
         let short = cost > credits;
         if !pull && short && !self.peers[p].credit_is_short() {
-            self.sending().ask_for_credit(now, p, out)
+            self.sending().request_credit(now, p, out)
         } else if pull || short {
             self.sending().send_announcement(now, p, w, out)
         } else if !small {
@@ -598,7 +598,7 @@ impl Sending<'_> {
     /// messages can proceed. An announced message completes when it is matched, for which a program
     /// that sends first and receives later may wait in vain.
     #[cold]
-    fn ask_for_credit(&mut self, now: Instant, p: PeerIdx, out: &mut dyn FrameSink) -> Step {
+    fn request_credit(&mut self, now: Instant, p: PeerIdx, out: &mut dyn FrameSink) -> Step {
         if self.peers[p].has_requested_credit {
             return Step::Wait;
         }

@@ -50,7 +50,7 @@ const JOIN_FLAGS: OpFlags = OpFlags::MORE
 pub(crate) struct Packs {
     pub(crate) bytes: Vec<Vec<u8>>,
     /// Notes of the messages in each buffer, if one request stands for all of them.
-    notes: Vec<Vec<Note>>,
+    notes: Vec<Vec<CompletionNote>>,
     pub(crate) free: Vec<PackIdx>,
     /// The request of the open packet, or [`TxIdx::NONE`].
     pub(super) open: TxIdx,
@@ -59,7 +59,7 @@ pub(crate) struct Packs {
 
 /// Data for the completion of a packed message.
 #[derive(Clone, Copy, Debug)]
-struct Note {
+struct CompletionNote {
     context: u64,
     tag: u64,
     len: u32,
@@ -208,7 +208,13 @@ impl Node {
         let from = msg.emit(record);
         req.buf.read_start(&mut record[from..from + len]);
         let (context, tag, len) = (req.context, req.tag, len as u32);
-        self.packs.notes[buf.at()].push(Note { context, tag, len, size: size as u16, cqe });
+        self.packs.notes[buf.at()].push(CompletionNote {
+            context,
+            tag,
+            len,
+            size: size as u16,
+            cqe,
+        });
     }
 
     /// Opens a packet for `msg` of endpoint `e`, which may be held, if there is room and no other
@@ -431,11 +437,11 @@ impl Objects<'_> {
         &mut self,
         (e, p): (EpIdx, PeerIdx),
         flags: CqFlags,
-        note: Note,
+        note: CompletionNote,
         err: Error,
         prov_errno: ProvErrno,
     ) {
-        let Note { context: op_context, tag, .. } = note;
+        let CompletionNote { context: op_context, tag, .. } = note;
         let cqe = Cqe { op_context, flags, tag, src: FI_ADDR_UNSPEC, ..Cqe::default() };
         let failure = CqErr { cqe, olen: 0, err, prov_errno, err_data: None };
         self.report_op_failure((e, p), failure, self.eps[e].tx_cntr);

@@ -136,8 +136,8 @@ impl Pulls {
     /// Subtracts the requested bytes of pull `idx` that are no longer expected from the window.
     fn settle(&mut self, peer: &mut Peer, idx: PullIdx) {
         let pull = &mut self[idx];
-        let left = pull.asked - pull.got + u64::from(pull.asking);
-        (pull.got, pull.asking) = (pull.asked, 0);
+        let left = pull.asked - pull.got + u64::from(pull.requesting);
+        (pull.got, pull.requesting) = (pull.asked, 0);
         self.unwait(peer, idx);
         self.settled(peer, left);
     }
@@ -237,11 +237,11 @@ impl Receiving<'_> {
         self.sessions.peers[p].begin_to_wait(now);
         let idx = self.sessions.pulls.add(&mut self.sessions.peers[p], pull);
         if ended {
-            self.sessions.operations().pulling().queue_pull(p, idx);
+            self.sessions.operations().pull_engine().queue_pull(p, idx);
         } else if self.sessions.pulls[idx].want == 0 {
             self.sessions.operations().finish_pull(idx);
         } else {
-            self.sessions.operations().pulling().ask(idx);
+            self.sessions.operations().pull_engine().request(idx);
         }
     }
 }
@@ -249,10 +249,10 @@ impl Receiving<'_> {
 impl Operations<'_> {
     /// The pulls, with access to what their requests and ends need.
     #[inline(always)]
-    pub(super) fn pulling(&mut self) -> Pulling<'_> {
+    pub(super) fn pull_engine(&mut self) -> PullEngine<'_> {
         let Self { objects, pulls, tx, turn, .. } = self;
         let Objects { peers, due, .. } = objects;
-        Pulling { pulls, peers, tx, due, now: turn.polled_at }
+        PullEngine { pulls, peers, tx, due, now: turn.polled_at }
     }
 
     /// Takes a segment of a pulled message, in any order.
@@ -298,9 +298,9 @@ impl Operations<'_> {
         if done {
             self.finish_pull(idx);
         } else if more {
-            self.pulling().ask(idx);
+            self.pull_engine().request(idx);
         }
-        self.pulling().serve_waiting_pulls();
+        self.pull_engine().serve_waiting_pulls();
     }
 
     /// Completes a pull of which every wanted byte has arrived, and sends END.
@@ -318,7 +318,7 @@ impl Operations<'_> {
             len: pull.msg_len,
         };
         let (base, want) = (pull.base, pull.want);
-        self.pulling().end_pull(idx, status);
+        self.pull_engine().end_pull(idx, status);
         if recv != RecvIdx::NONE {
             self.objects.posted[recv].payload.active -= 1;
             self.objects.complete_recv(recv, &head, base, want);
@@ -333,12 +333,12 @@ impl Operations<'_> {
             self.objects.fail_placing(pull.recv, err);
         }
         // Its outstanding bytes free room in the window for others.
-        self.pulling().serve_waiting_pulls();
+        self.pull_engine().serve_waiting_pulls();
     }
 }
 
 /// The pulls of a node, with access to the queues of the peers that their requests go to.
-pub(super) struct Pulling<'a> {
+pub(super) struct PullEngine<'a> {
     pulls: &'a mut Pulls,
     peers: &'a mut Peers,
     tx: &'a TxWrs,
@@ -347,9 +347,9 @@ pub(super) struct Pulling<'a> {
     now: Instant,
 }
 
-impl Pulling<'_> {
+impl PullEngine<'_> {
     /// Requests the next bytes of pull `idx`, or queues it until the pull window has room.
-    pub(super) fn ask(&mut self, idx: PullIdx) {
+    pub(super) fn request(&mut self, idx: PullIdx) {
         let pull = &self.pulls[idx];
         if pull.in_rndv_ctl_q || pull.waiting {
             return;
@@ -366,7 +366,7 @@ impl Pulling<'_> {
         if pull.asked == pull.got {
             pull.last_rx = self.now;
         }
-        pull.asking = len as u32;
+        pull.requesting = len as u32;
         self.pulls.out += len;
         self.peers[p].pull_out += len as u32;
         self.queue_pull(p, idx);
@@ -390,7 +390,7 @@ impl Pulling<'_> {
             if self.pulls.has_room_for(peer) {
                 let idx = peer.pull_wait.head;
                 self.pulls.unwait(peer, idx);
-                self.ask(idx);
+                self.request(idx);
             }
         }
     }

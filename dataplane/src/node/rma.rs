@@ -105,7 +105,7 @@ pub struct AtomicReq {
 }
 
 /// The checked arguments that all one-sided calls have in common.
-struct Common {
+struct CheckedArgs {
     e: EpIdx,
     peer: PeerIdx,
     dst_ep: u16,
@@ -146,9 +146,9 @@ impl Rma {
 
 /// Spare buffers for the next operations that need one.
 #[derive(Debug, Default)]
-pub(crate) struct Spare(Vec<Vec<u8>>);
+pub(crate) struct SpareBuffers(Vec<Vec<u8>>);
 
-impl Spare {
+impl SpareBuffers {
     /// Maximum number of buffers kept.
     const MAX: usize = 64;
 
@@ -176,7 +176,7 @@ impl Eps {
         dest: FiAddr,
         flags: OpFlags,
         mut allowed: OpFlags,
-    ) -> Result<Common> {
+    ) -> Result<CheckedArgs> {
         let e = self.by_handle(ep.0).ok_or(Error::BadFd)?;
         if !e.enabled || e.is_over {
             return Err(Error::OpBadState);
@@ -194,7 +194,7 @@ impl Eps {
         let entry = entry.ok_or(Error::Invalid("destination is not in the AV"))?;
         let AvEntry { peer, ep: dst_ep, rx_ctx, incarnation: inc } = entry;
         let flags = wr_flags(flags, e.tx_selective);
-        Ok(Common { e: ep.0.idx(), peer, dst_ep, rx_ctx, inc, context: 0, data: 0, flags })
+        Ok(CheckedArgs { e: ep.0.idx(), peer, dst_ep, rx_ctx, inc, context: 0, data: 0, flags })
     }
 }
 
@@ -215,7 +215,7 @@ impl Posting<'_> {
     /// - [`Error::Again`]: the transmit queue or the completion queue is full.
     pub fn post_write(&mut self, now: Instant, ep: EpId, mut req: WriteReq) -> Result<()> {
         let allowed = FLAGS | OpFlags::REMOTE_CQ_DATA | OpFlags::INJECT;
-        let mut common = self.sessions.eps.check_rma(
+        let mut args = self.sessions.eps.check_rma(
             self.sessions.avs,
             ep,
             Caps::RMA | Caps::WRITE,
@@ -223,21 +223,21 @@ impl Posting<'_> {
             req.flags,
             allowed,
         )?;
-        self.sessions.control().report_loss(common.e, common.peer)?;
+        self.sessions.control().report_loss(args.e, args.peer)?;
         let len = req.buf.len() as u64;
         let inject = req.flags.contains(OpFlags::INJECT);
         check_len(len, &req.rma)?;
         if inject && len > Node::INJECT_SIZE as u64 {
             return Err(Error::MsgTooLong);
         }
-        self.sessions.operations().reserve_tx(common.e)?;
-        (common.context, common.data) = (req.context, req.data);
+        self.sessions.operations().reserve_tx(args.e)?;
+        (args.context, args.data) = (req.context, req.data);
         if req.no_completion {
-            common.flags.remove(WrFlags::CQE);
+            args.flags.remove(WrFlags::CQE);
         }
-        let w = self.sessions.operations().alloc_rma(&common, len, RmaKind::Write, req.rma);
+        let w = self.sessions.operations().alloc_rma(&args, len, RmaKind::Write, req.rma);
         self.sessions.tx.keep_memory(w, &mut req.buf);
-        self.queue_wr(now, common.peer, w, common.inc);
+        self.queue_wr(now, args.peer, w, args.inc);
         Ok(())
     }
 
@@ -246,7 +246,7 @@ impl Posting<'_> {
     /// # Errors
     /// As [`post_write`](Self::post_write), with `FI_READ`.
     pub fn post_read(&mut self, now: Instant, ep: EpId, mut req: ReadReq) -> Result<()> {
-        let mut common = self.sessions.eps.check_rma(
+        let mut args = self.sessions.eps.check_rma(
             self.sessions.avs,
             ep,
             Caps::RMA | Caps::READ,
@@ -254,14 +254,14 @@ impl Posting<'_> {
             req.flags,
             FLAGS,
         )?;
-        self.sessions.control().report_loss(common.e, common.peer)?;
+        self.sessions.control().report_loss(args.e, args.peer)?;
         let len = req.buf.len() as u64;
         check_len(len, &req.rma)?;
-        self.sessions.operations().reserve_tx(common.e)?;
-        common.context = req.context;
-        let w = self.sessions.operations().alloc_rma(&common, len, RmaKind::Read, req.rma);
+        self.sessions.operations().reserve_tx(args.e)?;
+        args.context = req.context;
+        let w = self.sessions.operations().alloc_rma(&args, len, RmaKind::Read, req.rma);
         self.sessions.tx.keep_memory(w, &mut req.buf);
-        self.queue_wr(now, common.peer, w, common.inc);
+        self.queue_wr(now, args.peer, w, args.inc);
         Ok(())
     }
 
@@ -280,7 +280,7 @@ impl Posting<'_> {
         let allowed = FLAGS | OpFlags::REMOTE_CQ_DATA | OpFlags::INJECT | OpFlags::TAGGED;
         let way = if req.kind == AtomicKind::Base { Caps::WRITE } else { Caps::READ };
         let caps = Caps::ATOMIC | way;
-        let mut common = self.sessions.eps.check_rma(
+        let mut args = self.sessions.eps.check_rma(
             self.sessions.avs,
             ep,
             caps,
@@ -288,12 +288,12 @@ impl Posting<'_> {
             req.flags,
             allowed,
         )?;
-        self.sessions.control().report_loss(common.e, common.peer)?;
+        self.sessions.control().report_loss(args.e, args.peer)?;
         let (op, ty, count) = check_atomic(&req)?;
-        self.sessions.operations().reserve_tx(common.e)?;
-        (common.context, common.data) = (req.context, req.data);
+        self.sessions.operations().reserve_tx(args.e)?;
+        (args.context, args.data) = (req.context, req.data);
         if req.no_completion {
-            common.flags.remove(WrFlags::CQE);
+            args.flags.remove(WrFlags::CQE);
         }
         let elem_len = ty.size();
         let per_elem = sent_len(req.kind, op, elem_len);
@@ -303,7 +303,7 @@ impl Posting<'_> {
         let compares = per_elem > elem_len;
         let few = if compares { COMPARE_SHORT } else { Node::INJECT_SIZE };
         let short = len <= few && !(compares && req.rma.as_slice().len() > 1);
-        common.flags.set(WrFlags::INJECTED, short);
+        args.flags.set(WrFlags::INJECTED, short);
         let split = if compares { len / 2 } else { len };
         let mut operands = Vec::new();
         let mut bytes = [0; Node::INJECT_SIZE];
@@ -333,11 +333,11 @@ impl Posting<'_> {
             got: 0,
             all_out: false,
         });
-        let w = self.sessions.operations().alloc_rma(&common, count as u64, kind, req.rma);
+        let w = self.sessions.operations().alloc_rma(&args, count as u64, kind, req.rma);
         if short {
             self.sessions.tx.inject[w.at()][..len].copy_from_slice(&bytes[..len]);
         }
-        self.queue_wr(now, common.peer, w, common.inc);
+        self.queue_wr(now, args.peer, w, args.inc);
         Ok(())
     }
 }
@@ -357,19 +357,12 @@ impl Operations<'_> {
         Ok(())
     }
 
-    fn alloc_rma(&mut self, common: &Common, len: u64, kind: RmaKind, iov: RmaList) -> TxIdx {
+    fn alloc_rma(&mut self, args: &CheckedArgs, len: u64, kind: RmaKind, iov: RmaList) -> TxIdx {
         let rma = Rma { kind, iov, at: 0, done: 0, seq: 0, pull: PullIdx::NONE };
         let r = self.tx.rma.alloc(rma).expect("as many records as requests");
-        let (ends, eps) =
-            ((common.peer, common.e), (common.dst_ep, self.objects.eps[common.e].number));
-        let wr = TxWr::new(common.context, ends, eps, common.flags);
-        self.tx.alloc(TxWr {
-            rx_ctx: common.rx_ctx,
-            data: common.data,
-            len,
-            pull_op: r.get(),
-            ..wr
-        })
+        let (ends, eps) = ((args.peer, args.e), (args.dst_ep, self.objects.eps[args.e].number));
+        let wr = TxWr::new(args.context, ends, eps, args.flags);
+        self.tx.alloc(TxWr { rx_ctx: args.rx_ctx, data: args.data, len, pull_op: r.get(), ..wr })
     }
 
     /// Completion flags of a one-sided request, and the counter that counts its outcome.

@@ -10,10 +10,10 @@ use barewire_driver::frame::RxFrame;
 
 use super::fast_op::FastOp;
 use super::mr::{AccessNumber, Accessor};
-use super::ops::{Late, Pull, Response, ResponseKind, RmaKind, WrFlags};
+use super::ops::{LateCompletion, Pull, Response, ResponseKind, RmaKind, WrFlags};
 use super::peer::Peer;
 use super::recv::Verdict;
-use super::rma::{REMOTE_READ, REMOTE_WRITE, Spare, sent_len};
+use super::rma::{REMOTE_READ, REMOTE_WRITE, SpareBuffers, sent_len};
 use super::{MsgKind, NodeCounters, Objects, Operations, Responder};
 use crate::cntr::Done;
 use crate::error::Error;
@@ -44,7 +44,7 @@ impl OldValues {
     const NONE: Self = Self { len: 0, short: [0; Response::SHORT], long: Vec::new() };
 
     /// `len` zero bytes.
-    pub(super) fn of_len(len: usize, spare: &mut Spare) -> Self {
+    pub(super) fn of_len(len: usize, spare: &mut SpareBuffers) -> Self {
         let mut long = Vec::new();
         if len > Response::SHORT {
             long = spare.take();
@@ -97,7 +97,7 @@ impl Operations<'_> {
         (pull.read, pull.wr, pull.want) = (true, w, self.tx[w].len);
         let idx = self.pulls.add(&mut self.objects.peers[p], pull);
         self.tx.rma_mut(w).pull = idx;
-        self.pulling().ask(idx);
+        self.pull_engine().request(idx);
     }
 
     /// Takes bytes of a read, in any order.
@@ -129,28 +129,28 @@ impl Operations<'_> {
                 self.tx[w].flags |= WrFlags::ALL_SENT;
                 self.try_complete(w);
             } else if more {
-                self.pulling().ask(idx);
+                self.pull_engine().request(idx);
             }
         }
         if !self.objects.peers[p].send_q.is_empty() {
             self.objects.due.make_ready(self.objects.peers, p);
         }
-        self.pulling().serve_waiting_pulls();
+        self.pull_engine().serve_waiting_pulls();
     }
 
     /// Abandons read `idx`: its outstanding bytes are still expected, and discarded.
     pub(crate) fn orphan_read(&mut self, idx: PullIdx) {
         let pull = &mut self.pulls[idx];
         pull.wr = TxIdx::NONE;
-        let (p, asking) = (pull.peer, std::mem::take(&mut pull.asking));
-        self.pulls.settled(&mut self.objects.peers[p], u64::from(asking));
+        let (p, requesting) = (pull.peer, std::mem::take(&mut pull.requesting));
+        self.pulls.settled(&mut self.objects.peers[p], u64::from(requesting));
         self.pulls.dequeue(&mut self.objects.peers[p], idx);
         self.pulls.unwait(&mut self.objects.peers[p], idx);
         // Any byte of the operation may still arrive.
         self.free_if_idle(idx);
         // The read requests no more bytes: other pulls may use its room in the window.
         if !planted(Bug::ReadRoomKept) {
-            self.pulling().serve_waiting_pulls();
+            self.pull_engine().serve_waiting_pulls();
         }
     }
 
@@ -188,7 +188,7 @@ impl Operations<'_> {
         self.pulls[idx].asked -= u64::from(len);
         self.pulls.settled(&mut self.objects.peers[p], u64::from(len));
         self.free_if_idle(idx);
-        self.pulling().serve_waiting_pulls();
+        self.pull_engine().serve_waiting_pulls();
     }
 
     /// Takes a RESP: the answer to a request, or the refusal of a read.
@@ -310,7 +310,7 @@ impl Responder<'_> {
         op: &WriteOp,
         (off, len): (usize, usize),
     ) -> Verdict {
-        if self.of_refused(p, &op.range, op.imm) {
+        if self.is_of_refused(p, &op.range, op.imm) {
             return Verdict::Accept;
         }
         let done = self.do_write(p, frame, op, (off, len));
@@ -362,10 +362,10 @@ impl Responder<'_> {
         op: &AtomicOp,
         (off, len): (usize, usize),
     ) -> Verdict {
-        // Read before `of_refused`, which clears the note of another operation.
+        // Read before `is_of_refused`, which clears the note of another operation.
         let void =
             op.void || self.objects.peers[p].bad_seq == Peer::WITHDRAWN | u32::from(op.range.seq);
-        if self.of_refused(p, &op.range, op.imm) {
+        if self.is_of_refused(p, &op.range, op.imm) {
             return Verdict::Accept;
         }
         let done =
@@ -530,7 +530,7 @@ impl Responder<'_> {
 
     /// Whether the packet is a later packet of a refused operation, which is dropped.
     #[inline]
-    fn of_refused(&mut self, p: PeerIdx, range: &RemoteRange, imm: Option<u64>) -> bool {
+    fn is_of_refused(&mut self, p: PeerIdx, range: &RemoteRange, imm: Option<u64>) -> bool {
         let bad = &mut self.objects.peers[p].bad_seq;
         if *bad == NONE {
             return false;
@@ -721,7 +721,7 @@ impl Objects<'_> {
             self.eps.make_room(self.cqs, cq);
             let table = &mut self.cqs[cq];
             if !table.rest.late.is_empty() || !table.cq.try_push(cqe) {
-                table.rest.late.push_back(Late { ep: e, peer: p, inc, src_ep, cqe });
+                table.rest.late.push_back(LateCompletion { ep: e, peer: p, inc, src_ep, cqe });
                 self.starve_queue(cq);
                 self.peers[p].unexpected += 1;
                 return;
@@ -734,7 +734,7 @@ impl Objects<'_> {
     /// Writes the completions that waited for room in queue `cq`.
     pub(crate) fn retry_late_completions(&mut self, cq: CqIdx) {
         while let Some(&late) = self.cqs[cq].rest.late.front() {
-            let Late { ep: e, peer: p, inc, src_ep, cqe } = late;
+            let LateCompletion { ep: e, peer: p, inc, src_ep, cqe } = late;
             let src = self.source_of(e, (p, inc), src_ep).unwrap_or(FI_ADDR_UNSPEC);
             let cqe = Cqe { src, ..cqe };
             self.eps.make_room(self.cqs, cq);

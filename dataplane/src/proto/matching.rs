@@ -41,7 +41,7 @@ impl Src {
     pub const ANY: Self = Self(u64::MAX);
 
     /// As a message's source: a sender of which the node knows nothing. No receive names it.
-    pub const STRANGER: Self = Self(1 << 63);
+    pub const UNKNOWN: Self = Self(1 << 63);
 
     /// Endpoint `ep` of peer number `peer`.
     #[inline]
@@ -64,12 +64,12 @@ impl Src {
     const ANY_OF: u64 = 1 << 62;
 
     #[inline(always)]
-    const fn takes(self, from: Self) -> bool {
-        self.0 == from.0 || self.0 == Self::ANY.0 || self.takes_tenant(from)
+    const fn accepts(self, from: Self) -> bool {
+        self.0 == from.0 || self.0 == Self::ANY.0 || self.accepts_tenant(from)
     }
 
     #[inline(always)]
-    const fn takes_tenant(self, from: Self) -> bool {
+    const fn accepts_tenant(self, from: Self) -> bool {
         self.0 ^ from.0 & 0xff << Self::TENANT_AT == Self::ANY_OF
     }
 }
@@ -147,12 +147,12 @@ pub struct Matcher<const N: usize = BUCKETS> {
     gone: u32,
     /// Number of posted receives that are not simple, ignore bits or name a source; plus [`SHUT`].
     /// While this is 0, the first receive of a tag takes the next message with that tag.
-    odd: u32,
+    special: u32,
     unexpected: Table<N, UnexpectedIdx>,
     arrivals: List<ARRIVAL, u32, UnexpectedIdx>,
 }
 
-/// Flag in [`Matcher::odd`]: the fast path takes no messages. No pool has this many receives.
+/// Flag in [`Matcher::special`]: the fast path takes no messages. No pool has this many receives.
 const SHUT: u32 = 1 << 31;
 
 impl<const N: usize> Default for Matcher<N> {
@@ -170,7 +170,7 @@ impl<const N: usize> Matcher<N> {
             seq: 0,
             taken: 0,
             gone: 0,
-            odd: 0,
+            special: 0,
             unexpected: Table::new(),
             arrivals: List::new(),
         }
@@ -193,7 +193,7 @@ impl<const N: usize> Matcher<N> {
         if pool.is_full() {
             return Err(payload);
         }
-        self.odd += u32::from(is_odd(ignore, src, &payload));
+        self.special += u32::from(is_special(ignore, src, &payload));
         let idx = if ignore == 0 {
             pool.make_free();
             self.post_exact(pool, tag, src, |there| *there = payload)
@@ -225,7 +225,7 @@ impl<const N: usize> Matcher<N> {
         self.post_exact(pool, tag, Src::ANY, make)
     }
 
-    /// Appends a receive that ignores no bit, and has been counted in `odd` if need be.
+    /// Appends a receive that ignores no bit, and has been counted in `special` if need be.
     #[inline(always)]
     fn post_exact<P: Receive>(
         &mut self,
@@ -275,7 +275,7 @@ impl<const N: usize> Matcher<N> {
         while exact != RecvIdx::NONE {
             probe();
             let posted = &pool[exact];
-            if posted.tag == tag && posted.src.takes(src) {
+            if posted.tag == tag && posted.src.accepts(src) {
                 break;
             }
             exact = posted.link.next;
@@ -291,7 +291,7 @@ impl<const N: usize> Matcher<N> {
             if posted.seq > before && !planted(Bug::WildcardOrderIgnored) {
                 break;
             }
-            if (posted.tag ^ tag) & !posted.ignore == 0 && posted.src.takes(src) {
+            if (posted.tag ^ tag) & !posted.ignore == 0 && posted.src.accepts(src) {
                 return Some(wild);
             }
             wild = posted.link.next;
@@ -337,17 +337,17 @@ impl<const N: usize> Matcher<N> {
         };
         // Otherwise it takes messages from any source, and the source of this one need not be
         // known.
-        if self.odd != 0 {
+        if self.special != 0 {
             cold(());
             let named = posted.src != Src::ANY;
-            if self.odd & SHUT != 0
+            if self.special & SHUT != 0
                 || self.wild.head != RecvIdx::NONE
                 || !posted.payload.is_simple()
-                || named && !posted.src.takes(src())
+                || named && !posted.src.accepts(src())
             {
                 return None;
             }
-            self.odd -= u32::from(named);
+            self.special -= u32::from(named);
             posted.src = Src::ANY;
         }
         if ends[0] == ends[1] {
@@ -370,13 +370,13 @@ impl<const N: usize> Matcher<N> {
 
     /// Disables [`take_first`](Self::take_first), or enables it.
     pub fn shut(&mut self, shut: bool) {
-        self.odd = self.odd & !SHUT | if shut { SHUT } else { 0 };
+        self.special = self.special & !SHUT | if shut { SHUT } else { 0 };
     }
 
     /// Whether [`take_first`](Self::take_first) is disabled.
     #[cfg(test)]
     pub(crate) fn is_shut(&self) -> bool {
-        self.odd & SHUT != 0
+        self.special & SHUT != 0
     }
 
     /// Takes a posted receive out, so that nothing matches it any more. Its slot stays in use until
@@ -384,7 +384,7 @@ impl<const N: usize> Matcher<N> {
     #[inline]
     pub fn unlink_posted<P: Receive>(&mut self, pool: &mut PostedPool<P>, idx: RecvIdx) {
         let Posted { tag, ignore, src, ref payload, .. } = pool[idx];
-        self.odd -= u32::from(is_odd(ignore, src, payload));
+        self.special -= u32::from(is_special(ignore, src, payload));
         if ignore == 0 {
             self.posted.remove(pool, tag, idx);
         } else {
@@ -463,14 +463,14 @@ impl<const N: usize> Matcher<N> {
             let mut idx = self.unexpected.head(tag);
             while idx != UnexpectedIdx::NONE {
                 let message = &pool[idx];
-                if message.tag == tag && src.takes(message.src) {
+                if message.tag == tag && src.accepts(message.src) {
                     break;
                 }
                 idx = message.chain.next;
             }
             return some(idx);
         }
-        self.find_unexpected(pool, |m| (m.tag ^ tag) & !ignore == 0 && src.takes(m.src))
+        self.find_unexpected(pool, |m| (m.tag ^ tag) & !ignore == 0 && src.accepts(m.src))
     }
 
     /// Takes an unexpected message out, so that no receive matches it any more. Its slot stays in
@@ -504,7 +504,7 @@ impl<const N: usize> Matcher<N> {
 
 /// Whether a receive needs more checks than its tag.
 #[inline]
-fn is_odd(ignore: u64, src: Src, payload: &impl Receive) -> bool {
+fn is_special(ignore: u64, src: Src, payload: &impl Receive) -> bool {
     ignore != 0 || src != Src::ANY || !payload.is_simple()
 }
 
@@ -809,10 +809,10 @@ mod tests {
             id: usize,
         ) -> Result<(), TestCaseError> {
             let (matcher, model) = &mut self.eps[ep];
-            let takes = |m: &(u64, Src, usize)| {
+            let accepts = |m: &(u64, Src, usize)| {
                 (m.0 | ignore) == (tag | ignore) && (src == Src::ANY || src == m.1)
             };
-            let want = model.unexpected.iter().position(takes);
+            let want = model.unexpected.iter().position(accepts);
             let got = matcher.match_unexpected(&self.unexpected, tag, ignore, src);
             let got_id = got.map(|idx| self.unexpected[idx].payload);
             prop_assert_eq!(got_id, want.map(|i| model.unexpected[i].2));
@@ -840,16 +840,16 @@ mod tests {
             fit: bool,
         ) -> Result<bool, TestCaseError> {
             let (matcher, model) = &mut self.eps[ep];
-            let takes = |r: &(u64, u64, Src, usize)| {
+            let accepts = |r: &(u64, u64, Src, usize)| {
                 (r.0 | r.1) == (tag | r.1) && (r.2 == Src::ANY || r.2 == src)
             };
-            let first = model.posted.iter().position(takes);
-            let is_odd = |r: &(u64, u64, Src, usize)| is_odd(r.1, r.2, &r.3);
-            let odd = model.posted.iter().filter(|r| is_odd(r)).count() as u32;
-            prop_assert_eq!(matcher.odd, odd | if self.shut[ep] { SHUT } else { 0 });
+            let first = model.posted.iter().position(accepts);
+            let is_special = |r: &(u64, u64, Src, usize)| is_special(r.1, r.2, &r.3);
+            let special = model.posted.iter().filter(|r| is_special(r)).count() as u32;
+            prop_assert_eq!(matcher.special, special | if self.shut[ep] { SHUT } else { 0 });
             let got = matcher.take_first(&mut self.posted, || src, tag, |_| fit.then_some(()));
             let Some(id) = got.map(|(_, posted)| posted.payload) else {
-                let sure = fit && matcher.odd == 0 && first.is_some();
+                let sure = fit && matcher.special == 0 && first.is_some();
                 let collided = self.posted.count() > 1;
                 prop_assert!(!sure || collided, "the only receive was not found");
                 return Ok(false);
@@ -868,10 +868,10 @@ mod tests {
             id: usize,
         ) -> Result<(), TestCaseError> {
             let (matcher, model) = &mut self.eps[ep];
-            let takes = |r: &(u64, u64, Src, usize)| {
+            let accepts = |r: &(u64, u64, Src, usize)| {
                 (r.0 | r.1) == (tag | r.1) && (r.2 == Src::ANY || r.2 == src)
             };
-            let want = model.posted.iter().position(takes);
+            let want = model.posted.iter().position(accepts);
             let got = matcher.match_posted(&self.posted, src, tag);
             let got_id = got.map(|idx| self.posted[idx].payload);
             prop_assert_eq!(got_id, want.map(|i| model.posted[i].3));

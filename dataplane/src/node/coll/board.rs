@@ -24,7 +24,7 @@ use barewire_driver::mem::{IoBuf, Scratch, Span};
 use barewire_driver::port::Station;
 
 use super::control::{ASK_NS, DISAGREE};
-use super::{Coll, Group, Kind, LAYOUT_WORD, User};
+use super::{Caller, Coll, Group, Kind, LAYOUT_WORD};
 use crate::error::{Error, Result};
 use crate::idx::{CallIdx, GroupIdx, PeerIdx};
 use crate::node::{FrameSink, Node, NodeCounters, Objects, Peers};
@@ -38,42 +38,42 @@ const PATIENCE_NS: u64 = 1_000_000;
 
 /// Longest interval between two polls of a member that sleeps, nanoseconds: a wake-up can be
 /// missed.
-const LOOK_NS: u64 = 1_000_000;
+const POLL_NS: u64 = 1_000_000;
 
 /// Maximum bytes that the members of a call put together. More is cheaper by messages, of which
 /// fewer bytes reach each member.
-const TOGETHER_MAX: u64 = 32 << 10;
+const TOTAL_MAX: u64 = 32 << 10;
 
 /// The state of a group's board.
 #[derive(Debug)]
-pub(super) enum Shared {
+pub(super) enum BoardState {
     /// The group has no board.
-    No,
+    Unused,
     /// A board is to be requested when the join begins.
     Wanted,
     /// This member has a slot. The others may have none.
     Offered(Box<AnyBoard>),
     /// All members share the board.
-    Yes(Box<Calls>),
+    Attached(Box<Calls>),
 }
 
 /// The calls of a group with a board.
 #[derive(Debug)]
 pub(super) struct Calls {
-    first: First,
+    first: FirstCall,
     /// Whether the first call waits. If not, there are no calls behind it.
     is_busy: bool,
     /// This member's part in the first call, or in the last call that was first.
     part: Part,
     /// The buffers of the first call.
-    lent: Lent,
+    buffers: CallBuffers,
     /// The calls behind the first.
-    queue: VecDeque<(Part, Lent)>,
+    queue: VecDeque<(Part, CallBuffers)>,
 }
 
 /// Progress of the first call.
 #[derive(Debug)]
-struct First {
+struct FirstCall {
     board: AnyBoard,
     /// Number of the call, and whether this member's contribution has been put.
     number: u32,
@@ -96,12 +96,12 @@ struct First {
 
 /// The arguments of a call that differ between calls of the same part.
 #[derive(Debug)]
-pub(super) struct Lent {
+pub(super) struct CallBuffers {
     /// The member's contribution, and its result.
     body: Span,
     out: Span,
     /// `None` if the call goes by messages.
-    user: Option<User>,
+    caller: Option<Caller>,
 }
 
 /// A member's part in a call of a group with a board, derived from the arguments that are equal on
@@ -115,7 +115,7 @@ pub(super) struct Part {
     shape: Shape,
     reduce: Option<(AtomicOp, Datatype)>,
     /// The call goes through the board.
-    pub(super) is_through: bool,
+    pub(super) by_board: bool,
     /// Bytes of the contribution.
     len: usize,
     /// The range of ranks whose contributions this member needs.
@@ -154,7 +154,7 @@ fn fits(shape: &Shape) -> bool {
         Kind::Broadcast | Kind::Allreduce | Kind::Allgather | Kind::Reduce | Kind::Gather => 1,
     };
     let len = shape.block().saturating_mul(blocks);
-    len <= BODY_MAX as u64 && len * u64::from(shape.n) <= TOGETHER_MAX
+    len <= BODY_MAX as u64 && len * u64::from(shape.n) <= TOTAL_MAX
 }
 
 impl Part {
@@ -164,7 +164,7 @@ impl Part {
         mark: 0,
         shape: Shape::NONE,
         reduce: None,
-        is_through: false,
+        by_board: false,
         len: 0,
         needs: (0, 0),
         result: Outcome::Nothing,
@@ -201,7 +201,7 @@ impl Part {
             _ => Outcome::Blocks,
         };
         let len = (shape.block() * blocks) as usize;
-        Self { shape, reduce, is_through: true, len, needs, result, ..by_messages }
+        Self { shape, reduce, by_board: true, len, needs, result, ..by_messages }
     }
 
     /// Number of the checked call: 0 before the first.
@@ -253,7 +253,7 @@ impl Part {
 impl Calls {
     /// The calls of a group whose `members` have joined.
     fn new(board: AnyBoard, members: usize) -> Option<Self> {
-        let first = First {
+        let first = FirstCall {
             board,
             number: 1,
             is_put: false,
@@ -266,71 +266,71 @@ impl Calls {
             words: vec![0; members].into(),
             scratch: Scratch::new(BODY_MAX)?,
         };
-        let lent = Lent { body: Span::EMPTY, out: Span::EMPTY, user: None };
-        Some(Self { first, is_busy: false, part: Part::NONE, lent, queue: VecDeque::new() })
+        let buffers = CallBuffers { body: Span::EMPTY, out: Span::EMPTY, caller: None };
+        Some(Self { first, is_busy: false, part: Part::NONE, buffers, queue: VecDeque::new() })
     }
 
     /// Appends a call. If there is no other, it is the first and progresses at once.
     #[inline(always)]
-    fn add(&mut self, part: &Part, lent: Lent) -> Added {
+    fn add(&mut self, part: &Part, buffers: CallBuffers) -> AddOutcome {
         if self.is_busy {
-            self.queue.push_back((*part, lent));
-            return cold(Added::Behind);
+            self.queue.push_back((*part, buffers));
+            return cold(AddOutcome::Queued);
         }
-        if let Step::Ended = self.first.step(part, &lent) {
-            return Added::Ended;
+        if let Step::Ended = self.first.step(part, &buffers) {
+            return AddOutcome::Ended;
         }
         if self.part.number != part.number {
             cold(());
             self.part = *part;
         }
-        (self.is_busy, self.lent) = (true, lent);
-        Added::First
+        (self.is_busy, self.buffers) = (true, buffers);
+        AddOutcome::Waiting
     }
 
     /// Advances the first call, if there is one.
     #[inline(always)]
     fn step(&mut self) -> Step {
-        if self.is_busy { self.first.step(&self.part, &self.lent) } else { cold(Step::Waits) }
+        if self.is_busy { self.first.step(&self.part, &self.buffers) } else { cold(Step::Waits) }
     }
 
     /// Ends the first call and makes the next one the first, if there is one. Returns the caller of
     /// the ended call, if it went through the board.
     #[inline(always)]
-    fn end_first(&mut self) -> Option<User> {
-        let user = self.lent.user;
+    fn end_first(&mut self) -> Option<Caller> {
+        let caller = self.buffers.caller;
         if self.queue.is_empty() {
             self.is_busy = false;
         } else {
             cold(());
             self.next_is_first();
         }
-        user
+        caller
     }
 
     #[inline(never)]
     fn next_is_first(&mut self) {
         if let Some(next) = self.queue.pop_front() {
-            (self.part, self.lent) = next;
+            (self.part, self.buffers) = next;
         }
     }
 
     /// The callers of the calls through the board, in order.
-    fn users(&self) -> impl Iterator<Item = User> {
-        let first = if self.is_busy { self.lent.user } else { None };
-        first.into_iter().chain(self.queue.iter().filter_map(|(_, lent)| lent.user))
+    fn callers(&self) -> impl Iterator<Item = Caller> {
+        let first = if self.is_busy { self.buffers.caller } else { None };
+        first.into_iter().chain(self.queue.iter().filter_map(|(_, buffers)| buffers.caller))
     }
 
     /// Whether the first call waits for the contribution of `rank`.
-    fn lacks(&self, rank: u32) -> bool {
-        self.is_busy && self.first.lacks(&self.part, rank)
+    fn awaits(&self, rank: u32) -> bool {
+        self.is_busy && self.first.awaits(&self.part, rank)
     }
 }
 
-impl First {
+impl FirstCall {
     /// Advances the first call until it has to wait.
     #[inline(always)]
-    fn step(&mut self, part: &Part, lent: &Lent) -> Step {
+    fn step(&mut self, part: &Part, buffers: &CallBuffers) -> Step {
         let (number, (start, end)) = (self.number, part.needs);
         if !self.is_put {
             if !self.is_synced
@@ -338,7 +338,7 @@ impl First {
             {
                 return step;
             }
-            self.board.put(number, part.mark, &lent.body, part.len);
+            self.board.put(number, part.mark, &buffers.body, part.len);
             (self.is_put, self.next) = (true, start);
         }
         if self.next < end {
@@ -352,10 +352,12 @@ impl First {
         match part.result {
             Outcome::Nothing => {}
             Outcome::Word(fold) => {
-                let is_set = lent.out.set_word_at(0, fold(&self.words));
+                let is_set = buffers.out.set_word_at(0, fold(&self.words));
                 assert!(is_set, "a result is as long as a block");
             }
-            Outcome::Blocks => part.compute(lent.out.again(), &self.board, number, &self.scratch),
+            Outcome::Blocks => {
+                part.compute(buffers.out.again(), &self.board, number, &self.scratch)
+            }
         }
         if !matches!(part.result, Outcome::Nothing)
             && let Some(rank) = self.board.replaced(start..end, number)
@@ -390,13 +392,13 @@ impl First {
     }
 
     /// Whether the awaited member has put its contribution.
-    fn may_go_on(&self) -> bool {
+    fn can_proceed(&self) -> bool {
         let last = self.number.wrapping_sub(1);
         self.board.mark(self.next, self.number).is_some()
             || !self.is_put && self.board.mark(self.next, last).is_some()
     }
 
-    fn lacks(&self, part: &Part, rank: u32) -> bool {
+    fn awaits(&self, part: &Part, rank: u32) -> bool {
         if self.board.mark(rank, self.number).is_some() {
             return false;
         }
@@ -423,35 +425,35 @@ impl Group {
 
     /// The rest of [`lost_on_board`](Self::lost_on_board) once a member is gone.
     fn lost_member(&self) -> Option<Error> {
-        let Shared::Yes(calls) = &self.shared else { return None };
-        calls.users().next()?;
+        let BoardState::Attached(calls) = &self.shared else { return None };
+        calls.callers().next()?;
         (0..).zip(&self.members).find_map(|(rank, m)| {
             let err = m.gone?;
-            (rank != self.me && calls.lacks(rank)).then_some(err)
+            (rank != self.me && calls.awaits(rank)).then_some(err)
         })
     }
 }
 
 impl Group {
     /// Appends the last [checked](super::CheckedCall) call to the order of the group, if the group
-    /// has a board: through the board with the source and the result that `lent` has, or else by
+    /// has a board: through the board with the source and the result that `buffers` has, or else by
     /// messages. If no call is before it, it progresses at once, and then with
     /// [`drive_boards`](Node::drive_boards).
     #[inline(always)]
-    pub(super) fn add_call(&mut self, lent: Option<(User, Span, Span)>) -> Added {
-        let Shared::Yes(calls) = &mut self.shared else { return Added::Behind };
+    pub(super) fn add_call(&mut self, buffers: Option<(Caller, Span, Span)>) -> AddOutcome {
+        let BoardState::Attached(calls) = &mut self.shared else { return AddOutcome::Queued };
         let part = &self.checked.part;
-        let lent = match lent {
-            Some((user, source, out)) => {
+        let buffers = match buffers {
+            Some((caller, source, out)) => {
                 let is_out = part.shape.kind == Kind::Broadcast;
                 let body = if is_out { out.again() } else { source };
-                Lent { body, out, user: Some(user) }
+                CallBuffers { body, out, caller: Some(caller) }
             }
-            None => Lent { body: Span::EMPTY, out: Span::EMPTY, user: None },
+            None => CallBuffers { body: Span::EMPTY, out: Span::EMPTY, caller: None },
         };
-        let is_through = lent.user.is_some();
-        let added = calls.add(part, lent);
-        if is_through && !matches!(added, Added::Ended) {
+        let by_board = buffers.caller.is_some();
+        let added = calls.add(part, buffers);
+        if by_board && !matches!(added, AddOutcome::Ended) {
             self.ops += 1;
         }
         added
@@ -459,19 +461,19 @@ impl Group {
 }
 
 /// Result of appending a call to the order of its group.
-pub(super) enum Added {
+pub(super) enum AddOutcome {
     /// Other calls are before it, or the group has no order.
-    Behind,
+    Queued,
     /// The call has succeeded, and left no state.
     Ended,
     /// The call is the first, and waits.
-    First,
+    Waiting,
 }
 
 impl Group {
     /// Whether the first call through the board waits for `rank`.
-    pub(super) fn lacks_on_board(&self, rank: u32) -> bool {
-        matches!(&self.shared, Shared::Yes(calls) if calls.lacks(rank))
+    pub(super) fn awaits_on_board(&self, rank: u32) -> bool {
+        matches!(&self.shared, BoardState::Attached(calls) if calls.awaits(rank))
     }
 }
 
@@ -482,14 +484,14 @@ impl Coll {
     /// [`Error::NoMem`]: a member's name is wrong, a member died, or there is no memory.
     pub(super) fn agree_on_board(&mut self, g: GroupIdx, names: &[u64]) -> Result<()> {
         let group = &mut self.groups[g];
-        let shared = std::mem::replace(&mut group.shared, Shared::No);
-        let Shared::Offered(mut board) = shared else { return Ok(()) };
+        let shared = std::mem::replace(&mut group.shared, BoardState::Unused);
+        let BoardState::Offered(mut board) = shared else { return Ok(()) };
         if names.is_empty() || names.contains(&0) {
             return Ok(());
         }
         let met = board.meet(group.gid, names);
         let calls = met.then(|| Calls::new(*board, names.len())).flatten();
-        group.shared = Shared::Yes(Box::new(calls.ok_or(Error::NoMem)?));
+        group.shared = BoardState::Attached(Box::new(calls.ok_or(Error::NoMem)?));
         Ok(())
     }
 
@@ -502,7 +504,7 @@ impl Coll {
     /// Whether any call through a board may make progress.
     pub(super) fn boards_are_due(&self) -> bool {
         self.on_boards.iter().any(|&g| match &self.groups[g].shared {
-            Shared::Yes(calls) => calls.first.may_go_on(),
+            BoardState::Attached(calls) => calls.first.can_proceed(),
             _ => false,
         })
     }
@@ -510,7 +512,7 @@ impl Coll {
     /// Whether a call through a board has waited too long.
     pub(super) fn boards_are_late(&self, now: Instant) -> bool {
         self.on_boards.iter().any(|&g| match &self.groups[g].shared {
-            Shared::Yes(calls) => calls.first.is_late(now),
+            BoardState::Attached(calls) => calls.first.is_late(now),
             _ => false,
         })
     }
@@ -520,14 +522,14 @@ impl Coll {
         if !self.has_calls_on_boards() {
             return None;
         }
-        let pause = if self.boards_are_due() { 0 } else { LOOK_NS };
+        let pause = if self.boards_are_due() { 0 } else { POLL_NS };
         Some(now + pause)
     }
 
     /// Ends the watching of peers for a call that has ended.
     #[cold]
     fn unwatch(&mut self, g: GroupIdx, peers: &mut Peers) {
-        let Shared::Yes(calls) = &mut self.groups[g].shared else { return };
+        let BoardState::Attached(calls) = &mut self.groups[g].shared else { return };
         for p in std::mem::take(&mut calls.first.watched) {
             peers[p].coll_waits -= 1;
         }
@@ -545,10 +547,10 @@ impl Coll {
         let op = &self.ops[o];
         let (Some(words), g) = (&op.words, op.group) else { return };
         let group = &mut self.groups[g];
-        if !matches!(group.shared, Shared::Wanted) {
+        if !matches!(group.shared, BoardState::Wanted) {
             return;
         }
-        group.shared = Shared::No;
+        group.shared = BoardState::Unused;
         let stations: Vec<_> = group.members.iter().map(|m| peers[m.peer].station()).collect();
         let mut is_near = |station| station == own || out.is_near(station);
         let near = (0..).zip(&stations).filter(|&(_, &station)| is_near(station));
@@ -562,7 +564,7 @@ impl Coll {
         if let Some(board) = out.board(&stations) {
             let at = 8 * (super::JOIN_WORDS + group.me as usize);
             words.io().write_at(at, &board.name().to_le_bytes());
-            group.shared = Shared::Offered(Box::new(board));
+            group.shared = BoardState::Offered(Box::new(board));
         }
     }
 }
@@ -595,7 +597,7 @@ impl Node {
     fn drive_board(&mut self, now: Instant, g: GroupIdx) -> bool {
         loop {
             let Some(group) = self.coll.groups.get_mut(g) else { return cold(false) };
-            let Shared::Yes(calls) = &mut group.shared else { return cold(false) };
+            let BoardState::Attached(calls) = &mut group.shared else { return cold(false) };
             match calls.step() {
                 Step::Waits => return self.still_waits(now, g),
                 Step::Disagree => {
@@ -605,15 +607,15 @@ impl Node {
                 }
                 Step::Ended => {}
             }
-            let (user, has_watched) = (calls.end_first(), !calls.first.watched.is_empty());
+            let (caller, has_watched) = (calls.end_first(), !calls.first.watched.is_empty());
             let (is_last, ep) = (!calls.is_busy, group.ep);
-            group.ops -= u32::from(user.is_some());
+            group.ops -= u32::from(caller.is_some());
             if has_watched {
                 self.coll.unwatch(g, &mut self.peers);
             }
-            if let Some(user) = user {
+            if let Some(caller) = caller {
                 self.counters.count_shared();
-                self.objects().complete_call(ep, user);
+                self.objects().complete_call(ep, caller);
             }
             if is_last {
                 return false;
@@ -630,7 +632,7 @@ impl Node {
             self.abort_group(now, g, err);
             return false;
         }
-        let Shared::Yes(calls) = &mut group.shared else { return false };
+        let BoardState::Attached(calls) = &mut group.shared else { return false };
         if !calls.is_busy {
             return false;
         }
@@ -672,14 +674,14 @@ impl Node {
     /// message.
     fn watch_late(&mut self, now: Instant, g: GroupIdx) {
         let group = &self.coll.groups[g];
-        let Shared::Yes(calls) = &group.shared else { return };
-        let lacks = |&(rank, _): &(u32, _)| rank != group.me && calls.lacks(rank);
-        let late = (0..).zip(&group.members).filter(lacks).map(|(_, member)| member.peer);
+        let BoardState::Attached(calls) = &group.shared else { return };
+        let awaits = |&(rank, _): &(u32, _)| rank != group.me && calls.awaits(rank);
+        let late = (0..).zip(&group.members).filter(awaits).map(|(_, member)| member.peer);
         let late: Vec<PeerIdx> = late.filter(|p| !calls.first.watched.contains(p)).collect();
         for p in late {
             self.peers[p].begin_to_wait(now);
             self.peers[p].coll_waits += 1;
-            if let Shared::Yes(calls) = &mut self.coll.groups[g].shared {
+            if let BoardState::Attached(calls) = &mut self.coll.groups[g].shared {
                 calls.first.watched.push(p);
             }
             self.probe_silent(now, p);
@@ -693,11 +695,14 @@ impl Objects<'_> {
         self.coll.unwatch(g, self.peers);
         self.coll.on_boards.retain(|&other| other != g);
         let group = &mut self.coll.groups[g];
-        let Shared::Yes(calls) = std::mem::replace(&mut group.shared, Shared::No) else { return };
+        let BoardState::Attached(calls) = std::mem::replace(&mut group.shared, BoardState::Unused)
+        else {
+            return;
+        };
         let ep = group.ep;
-        for user in calls.users() {
+        for caller in calls.callers() {
             self.coll.groups[g].ops -= 1;
-            self.fail_call(ep, user, err);
+            self.fail_call(ep, caller, err);
         }
     }
 }

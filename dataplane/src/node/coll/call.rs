@@ -8,9 +8,9 @@ use barewire_driver::hint::cold;
 use barewire_driver::mem::atomic::{AtomicOp, Datatype, reduces};
 use barewire_driver::mem::{IoBuf, Span};
 
-use super::board::{Added, Part, Shared};
-use super::drive::Stored;
-use super::{BLOCK_MAX, Coll, Group, GroupId, GroupState, Kind, MEMBERS_MAX, User, mix};
+use super::board::{AddOutcome, BoardState, Part};
+use super::drive::StoredMsgs;
+use super::{BLOCK_MAX, Caller, Coll, Group, GroupId, GroupState, Kind, MEMBERS_MAX, mix};
 use crate::cntr::Done;
 use crate::error::{Error, Result};
 use crate::flags::{CqFlags, OpFlags};
@@ -227,7 +227,7 @@ impl Group {
         match self.state {
             GroupState::Ready => {}
             GroupState::Joining(_) => return Err(Error::OpBadState),
-            GroupState::Over(err) => return Err(err),
+            GroupState::Ended(err) => return Err(err),
         }
         let (kind, op, ty) = what.parts()?;
         if self.checked.shape.kind == kind && planted(Bug::OtherCallTaken) {
@@ -251,7 +251,7 @@ impl Group {
         let bytes = |blocks: u64| (shape.block() * blocks) as usize;
         let number = self.checked.part.number() + 1;
         let mark = self.mark_of(&shape, reduce);
-        let has_board = matches!(self.shared, Shared::Yes(_));
+        let has_board = matches!(self.shared, BoardState::Attached(_));
         self.checked = CheckedCall {
             what,
             count,
@@ -314,25 +314,25 @@ impl Node {
         let in_place = checked.admits(req, &source, &result)?;
         let (e, g) = (ep.0.idx(), req.call.group.0.idx());
         let mut room = SendRoom::of(&mut self.eps, &mut self.cqs, e);
-        if !room.is_there() {
+        if !room.is_available() {
             cold(());
             self.eps.make_send_room(&mut self.cqs, e);
             room = SendRoom::of(&mut self.eps, &mut self.cqs, e);
-            if !room.is_there() {
+            if !room.is_available() {
                 return Err(Error::Again);
             }
         }
         let wanted = !room.ep.tx_selective || req.flags.contains(OpFlags::COMPLETION);
-        let user = User { context: req.context, wanted };
-        if checked.part.is_through {
-            match group.add_call(Some((user, source, result))) {
-                Added::Ended => {
-                    let cntr = room.complete(user.context, CqFlags::COLLECTIVE, wanted);
+        let caller = Caller { context: req.context, wanted };
+        if checked.part.by_board {
+            match group.add_call(Some((caller, source, result))) {
+                AddOutcome::Ended => {
+                    let cntr = room.complete(caller.context, CqFlags::COLLECTIVE, wanted);
                     self.cntrs.count(cntr, Done::CALL);
                     self.counters.count_shared();
                 }
-                Added::Behind => room.take(),
-                Added::First => {
+                AddOutcome::Queued => room.take(),
+                AddOutcome::Waiting => {
                     room.take();
                     self.call_waits(g);
                 }
@@ -342,7 +342,7 @@ impl Node {
         let shape = Shape { in_place, ..checked.shape };
         let reduce = checked.reduce;
         room.take();
-        let called = self.call_by_messages((g, shape), reduce, source, result, user);
+        let called = self.call_by_messages((g, shape), reduce, source, result, caller);
         called.inspect_err(|_| SendRoom::of(&mut self.eps, &mut self.cqs, e).give_back())
     }
 
@@ -353,15 +353,15 @@ impl Node {
         reduce: Option<(AtomicOp, Datatype)>,
         source: Span,
         result: Span,
-        user: User,
+        caller: Caller,
     ) -> Result<()> {
         let buffers = (IoBuf::one(source), IoBuf::one(result));
         let Self { eps, peers, unexpected, coll, .. } = self;
-        let stored = Stored { eps, peers, unexpected };
-        let o = coll.begin_op(&stored, (g, shape), reduce, buffers, Some(user))?;
+        let stored = StoredMsgs { eps, peers, unexpected };
+        let o = coll.begin_op(&stored, (g, shape), reduce, buffers, Some(caller))?;
         self.coll.queue_op(o);
         // The members detect that they do not make the same call.
-        if let Added::First = self.coll.groups[g].add_call(None) {
+        if let AddOutcome::Waiting = self.coll.groups[g].add_call(None) {
             self.call_waits(g);
         }
         Ok(())

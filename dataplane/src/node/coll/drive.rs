@@ -7,7 +7,7 @@ use super::control::{
     ABORT, ASK, ASK_NS, DISAGREE, KIND_CONTROL, KIND_DATA, KIND_SHIFT, LEAVE, LEFT, LISTENING,
     data_tag, parts_of, reason,
 };
-use super::{Coll, GroupState, JOIN, JOIN_WORDS, JoinEvent, LAYOUT_WORD, MODEL_WORD, Op, User};
+use super::{Caller, Coll, GroupState, JOIN, JOIN_WORDS, JoinEvent, LAYOUT_WORD, MODEL_WORD, Op};
 use crate::cntr::Done;
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
@@ -46,14 +46,14 @@ fn context_of(op: Handle<CallIdx>, round: u32) -> u64 {
 }
 
 /// The stored messages, which have no receive yet.
-pub(super) struct Stored<'a> {
+pub(super) struct StoredMsgs<'a> {
     pub(super) eps: &'a Eps,
     /// The senders of the messages.
     pub(super) peers: &'a Peers,
     pub(super) unexpected: &'a UnexpectedPool<UnexpectedMsg>,
 }
 
-impl Stored<'_> {
+impl StoredMsgs<'_> {
     /// Whether no earlier message of this sender with this tag is stored. Sequence numbers of calls
     /// wrap, and the later message belongs to a later call.
     fn is_first(&self, msg: UnexpectedIdx) -> bool {
@@ -138,7 +138,7 @@ impl Coll {
     }
 
     /// Drops messages stored under the number of a beginning call that do not belong to it.
-    pub(super) fn drop_foreign_early(&mut self, stored: &Stored<'_>, o: CallIdx) {
+    pub(super) fn drop_foreign_early(&mut self, stored: &StoredMsgs<'_>, o: CallIdx) {
         let op = &self.ops[o];
         let group = &self.groups[op.group];
         let matcher = &stored.eps[group.side.0.idx()].matcher[MsgKind::Tagged as usize];
@@ -169,7 +169,7 @@ impl Coll {
         self.arrived.push((msg, generation));
         let from = unexpected[msg].payload.peer;
         if self.lost.iter().any(|&(p, _)| p == from) {
-            self.fresh.push((from, msg, generation));
+            self.next_session.push((from, msg, generation));
         }
         let last = self.taken + cqs[cq.0.idx()].cq.ready() as u64;
         if last > self.looked_at && parts_of(unexpected[msg].tag).0 & JOIN != 0 {
@@ -205,7 +205,7 @@ impl Node {
     pub(crate) fn coll_progress(&mut self, now: Instant, out: &mut dyn FrameSink) {
         let Some(cq) = self.coll.cq else { return };
         self.coll.stalled = false;
-        for side in std::mem::take(&mut self.coll.deaf) {
+        for side in std::mem::take(&mut self.coll.without_recv) {
             self.listen(side);
         }
         self.drive_boards(now);
@@ -285,7 +285,7 @@ impl Node {
             if !self.port.gone {
                 self.listen(side_of(&self.eps, err.cqe.op_context));
             }
-            self.on_strange_control(err);
+            self.on_unknown_control(err);
             return;
         }
         let Some(o) = self.coll.op_of(err.cqe.op_context) else { return };
@@ -303,7 +303,7 @@ impl Node {
     }
 
     /// Processes a control message of a sender that is in no group of this node (yet).
-    fn on_strange_control(&mut self, err: &CqErr) {
+    fn on_unknown_control(&mut self, err: &CqErr) {
         let Some(from) = err.err_data else { return };
         let (gid, _, _) = parts_of(err.cqe.tag);
         if let Some(p) = self.by_station.get(&self.peers, from.station, Tenant::NONE) {
@@ -337,7 +337,7 @@ impl Node {
                     self.coll.stalled = true;
                     return self.coll.queue_op(o);
                 }
-                PostOutcome::Over => return,
+                PostOutcome::Ended => return,
             }
         }
     }
@@ -355,7 +355,7 @@ impl Node {
             let matcher = &self.eps[side.0.idx()].matcher[MsgKind::Tagged as usize];
             if matcher.match_unexpected(&self.unexpected, tag, 0, from).is_none() {
                 self.abort_group(now, g, err);
-                return PostOutcome::Over;
+                return PostOutcome::Ended;
             }
         }
         let req = RecvReq {
@@ -375,7 +375,7 @@ impl Node {
             Err(Error::Again) => return PostOutcome::NoRoom,
             Err(err) => {
                 self.abort_group(now, g, err);
-                return PostOutcome::Over;
+                return PostOutcome::Ended;
             }
         }
         self.peers[p].coll_waits += 1;
@@ -410,7 +410,7 @@ impl Node {
         let member = group.members[comm.rank as usize];
         if let Some(err) = member.gone {
             self.abort_group(now, g, err);
-            return PostOutcome::Over;
+            return PostOutcome::Ended;
         }
         let inject = comm.slice.len() <= Self::INJECT_SIZE as u64;
         let mut flags = OpFlags::REMOTE_CQ_DATA;
@@ -434,11 +434,11 @@ impl Node {
             Err(Error::Again) => return PostOutcome::NoRoom,
             Err(err) => {
                 self.abort_group(now, g, err);
-                return PostOutcome::Over;
+                return PostOutcome::Ended;
             }
         }
         // A post to a peer that is known to have another incarnation fails at once.
-        let Some(op) = self.coll.ops.get_mut(o) else { return PostOutcome::Over };
+        let Some(op) = self.coll.ops.get_mut(o) else { return PostOutcome::Ended };
         op.run.done();
         if inject {
             op.run.sent(round);
@@ -454,14 +454,14 @@ impl Node {
         let g = op.group;
         self.coll.groups[g].ops -= 1;
         self.counters.colls_done += 1;
-        let user = op.user;
-        if user.is_none() {
+        let caller = op.caller;
+        if caller.is_none() {
             self.end_join(now, g, &op);
         }
         self.coll.give_back(op);
-        if let Some(user) = user {
+        if let Some(caller) = caller {
             let ep = self.coll.groups[g].ep;
-            self.objects().complete_call(ep, user);
+            self.objects().complete_call(ep, caller);
         }
     }
 
@@ -496,7 +496,7 @@ impl Node {
         let (ep, context) = (group.ep, group.context);
         let side = group.side;
         if let Some(err) = self.coll.ended_group_error(side, name as u32) {
-            self.coll.groups[g].state = GroupState::Over(err);
+            self.coll.groups[g].state = GroupState::Ended(err);
         }
         self.coll.events.push_back(JoinEvent { ep, group: id, context, result: Ok(()) });
         self.take_early(now, g);
@@ -515,7 +515,7 @@ impl Node {
         };
         if self.post_recv(self.turn.polled_at, side, req) == Err(Error::Again) {
             // The program's receives fill the table.
-            self.coll.deaf.push(side);
+            self.coll.without_recv.push(side);
             self.coll.stalled = true;
         }
     }
@@ -538,7 +538,7 @@ impl Node {
                 self.on_unjoined_group_end(side, from, cqe);
             }
             (Some(g), ASK) => {
-                if let GroupState::Over(err) = self.coll.groups[g].state {
+                if let GroupState::Ended(err) = self.coll.groups[g].state {
                     self.answer_ask(now, (side, from), (gid, ABORT), err);
                 }
             }
@@ -557,7 +557,7 @@ impl Node {
         match cqe.tag & 0xfff {
             ABORT => self.coll.record_ended_group(side, gid, reason(cqe.data)),
             LEAVE => self.coll.record_early_leave(side, gid, from),
-            ASK => self.answer_stranger(side, gid, from, cqe.data),
+            ASK => self.answer_unjoined(side, gid, from, cqe.data),
             _ => self.counters.rx_coll_unknown += 1,
         }
     }
@@ -580,7 +580,7 @@ impl Node {
             } else if kind == KIND_DATA {
                 let (e, imm) = (m.payload.ep, m.payload.imm);
                 let is_joined = |g: &super::Group| g.gid == gid && g.side.0.idx() == e;
-                if self.coll.over.iter().any(|&(side, over, _)| (side, over) == (e, gid))
+                if self.coll.ended.iter().any(|&(side, over, _)| (side, over) == (e, gid))
                     && !self.coll.groups.iter().any(|(_, g)| is_joined(g))
                 {
                     self.receiving().discard_unexpected(
@@ -595,7 +595,7 @@ impl Node {
                     g.side.0.idx() == e && g.gid == gid && op.seq == seq && imm != Some(op.mark)
                 });
                 let Self { eps, peers, unexpected, coll, .. } = &*self;
-                let stored = Stored { eps, peers, unexpected };
+                let stored = StoredMsgs { eps, peers, unexpected };
                 let is_next = |_: &_| !coll.joining(gid) && stored.is_first(msg);
                 let g = other.filter(is_next).map(|(_, op)| op.group);
                 if let Some(g) = g {
@@ -609,10 +609,10 @@ impl Node {
 impl Objects<'_> {
     /// Reports to the application that its call has succeeded.
     #[inline(always)]
-    pub(super) fn complete_call(&mut self, ep: EpId, user: User) {
+    pub(super) fn complete_call(&mut self, ep: EpId, caller: Caller) {
         let mut room = SendRoom::of(self.eps, self.cqs, ep.0.idx());
         room.give_back();
-        let cntr = room.complete(user.context, CqFlags::COLLECTIVE, user.wanted);
+        let cntr = room.complete(caller.context, CqFlags::COLLECTIVE, caller.wanted);
         self.cntrs.count(cntr, Done::CALL);
     }
 }
@@ -627,7 +627,7 @@ enum PostOutcome {
     On,
     NoRoom,
     /// The call has ended.
-    Over,
+    Ended,
 }
 
 /// The memory of a slice.

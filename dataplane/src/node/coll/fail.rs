@@ -10,7 +10,7 @@ use barewire_driver::port::Tx;
 
 use super::control::{ABORT, ASK, ASK_NS, LEAVE, LEFT, control_tag};
 use super::drive::{ASKED, CONTROL};
-use super::{Coll, EarlyLeave, GroupId, GroupState, JOIN, JoinEvent, Member, Op, SIDE, User};
+use super::{Caller, Coll, EarlyLeave, GroupId, GroupState, JOIN, JoinEvent, Member, Op, SIDE};
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
 use crate::idx::{CallIdx, EpIdx, GroupIdx, PeerIdx, PullIdx, RecvIdx, TxIdx, UnexpectedIdx};
@@ -26,10 +26,10 @@ const FLOOD_ALL: usize = 64;
 const ANSWERS_MAX: usize = 16;
 
 /// Context of control messages whose completion is ignored: no call has this value.
-const TOLD: u64 = 0xf_ffff;
+const NO_CONTEXT: u64 = 0xf_ffff;
 
 /// Maximum number of ended groups, and of members that left early, that are remembered.
-const OVER_MAX: usize = 256;
+const ENDED_MAX: usize = 256;
 
 /// Mask of the generation of a group in the context of an ASK.
 const GENERATIONS: u32 = (1 << 25) - 1;
@@ -49,16 +49,16 @@ impl Coll {
         if gid & JOIN != 0 || self.ended_group_error(side, gid).is_some() {
             return;
         }
-        if self.over.len() == OVER_MAX {
-            self.over.pop_front();
+        if self.ended.len() == ENDED_MAX {
+            self.ended.pop_front();
         }
-        self.over.push_back((side.0.idx(), gid, err));
+        self.ended.push_back((side.0.idx(), gid, err));
     }
 
     /// Error that ended the group of this id for a side that is not in it, if it has ended.
     pub(super) fn ended_group_error(&self, side: EpId, gid: u32) -> Option<Error> {
         let side = side.0.idx();
-        let mut over = self.over.iter();
+        let mut over = self.ended.iter();
         over.find(|&&(of, name, _)| (of, name) == (side, gid)).map(|&(.., err)| err)
     }
 
@@ -67,13 +67,13 @@ impl Coll {
     pub(super) fn record_early_leave(&mut self, side: EpId, gid: u32, from: EpAddr) {
         let (side, station) = (side.0.idx(), from.station);
         let early = EarlyLeave { side, gid, station, ep: from.ep };
-        if gid & JOIN != 0 || self.early.contains(&early) {
+        if gid & JOIN != 0 || self.early_leaves.contains(&early) {
             return;
         }
-        if self.early.len() == OVER_MAX {
-            self.early.pop_front();
+        if self.early_leaves.len() == ENDED_MAX {
+            self.early_leaves.pop_front();
         }
-        self.early.push_back(early);
+        self.early_leaves.push_back(early);
     }
 
     /// Notes that an ASK has ended, so that the next one may be sent. Returns the group, if it
@@ -90,7 +90,7 @@ impl Coll {
     /// Notes that the session with `p` has ended: no more messages come from its members.
     pub(crate) fn peer_lost(&mut self, p: PeerIdx, err: Error) {
         if self.cq.is_some() {
-            self.fresh.retain(|&(of, ..)| of != p);
+            self.next_session.retain(|&(of, ..)| of != p);
             self.lost.push((p, err));
         }
     }
@@ -101,10 +101,10 @@ impl Node {
     pub(super) fn abort_group(&mut self, now: Instant, g: GroupIdx, err: Error) {
         let Some(group) = self.coll.groups.get_mut(g) else { return };
         let joining = matches!(group.state, GroupState::Joining(_));
-        if matches!(group.state, GroupState::Over(_)) {
+        if matches!(group.state, GroupState::Ended(_)) {
             return;
         }
-        group.state = GroupState::Over(err);
+        group.state = GroupState::Ended(err);
         group.checked.forget();
         let (gid, ep, context) = (group.gid, group.ep, group.context);
         self.notify_group(now, g, ABORT, err);
@@ -128,8 +128,8 @@ impl Node {
         let group = &mut self.coll.groups[op.group];
         group.ops -= 1;
         let ep = group.ep;
-        if let Some(user) = op.user {
-            self.objects().fail_call(ep, user, err);
+        if let Some(caller) = op.caller {
+            self.objects().fail_call(ep, caller, err);
         }
         self.coll.give_back(op);
     }
@@ -194,7 +194,7 @@ impl Node {
             .collect();
         for pull in pulls {
             let recv = std::mem::replace(&mut self.pulls[pull].recv, RecvIdx::NONE);
-            self.operations().pulling().end_pull(pull, EndStatus::Discarded);
+            self.operations().pull_engine().end_pull(pull, EndStatus::Discarded);
             self.objects().cancel_placing(recv);
         }
         for &p in peers {
@@ -256,7 +256,9 @@ impl Node {
                     && name & JOIN != 0
                     && match gid {
                         Some(gid) => gid == name && !self.coll.is_behind(&self.unexpected, i),
-                        None => !self.coll.fresh.contains(&(p, i, self.unexpected.generation(i))),
+                        None => {
+                            !self.coll.next_session.contains(&(p, i, self.unexpected.generation(i)))
+                        }
                     }
             })
             .map(|(i, _)| i)
@@ -270,7 +272,7 @@ impl Node {
 
     /// Applies the early leaves to a group that has just been joined.
     pub(super) fn take_early(&mut self, now: Instant, g: GroupIdx) {
-        if self.coll.early.is_empty() {
+        if self.coll.early_leaves.is_empty() {
             return;
         }
         let group = &self.coll.groups[g];
@@ -278,11 +280,11 @@ impl Node {
         let left: Vec<(PeerIdx, u16)> = (group.members.iter())
             .filter(|m| {
                 let (station, ep) = (self.peers[m.peer].station(), m.ep);
-                self.coll.early.contains(&EarlyLeave { side, gid, station, ep })
+                self.coll.early_leaves.contains(&EarlyLeave { side, gid, station, ep })
             })
             .map(|m| (m.peer, m.ep))
             .collect();
-        self.coll.early.retain(|early| (early.side, early.gid) != (side, gid));
+        self.coll.early_leaves.retain(|early| (early.side, early.gid) != (side, gid));
         for member in left {
             self.member_gone(now, g, member, LEFT);
         }
@@ -307,7 +309,7 @@ impl Node {
                     // A member that computes receives nothing meanwhile.
                     is_other
                         && !m.is_asked
-                        && (peers.contains(&m.peer) || group.lacks_on_board(rank))
+                        && (peers.contains(&m.peer) || group.awaits_on_board(rank))
                 })
                 .collect();
             for rank in awaited {
@@ -353,7 +355,7 @@ impl Node {
     /// Answers a member of a group that is not joined here: by LEAVE if this node has left the
     /// group, or has abandoned the join, which then had another id. A group of the other model may
     /// still be joined, and a group that is being joined has no id yet.
-    pub(super) fn answer_stranger(&mut self, side: EpId, gid: u32, from: EpAddr, data: u64) {
+    pub(super) fn answer_unjoined(&mut self, side: EpId, gid: u32, from: EpAddr, data: u64) {
         let (is_agreed, hash) = (data >> 32 != 0, data as u32);
         let joins = |group: &super::Group| {
             let joins = matches!(group.state, GroupState::Joining(_));
@@ -378,7 +380,7 @@ impl Node {
         let to = EpAddr { ep: to.ep ^ SIDE, ..to };
         let Ok(named) = self.name_members(now, &[to]) else { return };
         let takes = |m: &Member| {
-            let answers = (side.0.idx(), TOLD);
+            let answers = (side.0.idx(), NO_CONTEXT);
             self.tx.waiting(&self.peers[m.peer], answers, ANSWERS_MAX) < ANSWERS_MAX
         };
         if !self.coll.owed.is_empty() || !named.iter().all(takes) {
@@ -386,7 +388,7 @@ impl Node {
         }
         let (tag, data) = (control_tag(gid, what), err.fi_errno() as u64);
         self.coll.owed.extend(named.iter().map(|m| (side, m.side, tag, data)));
-        self.coll.left.extend(named);
+        self.coll.left_members.extend(named);
         self.send_owed(now);
     }
 
@@ -426,7 +428,7 @@ impl Node {
                 dest,
                 tag,
                 data,
-                context: TOLD,
+                context: NO_CONTEXT,
                 flags: OpFlags::REMOTE_CQ_DATA | OpFlags::INJECT,
                 no_completion: true,
             };
@@ -436,8 +438,8 @@ impl Node {
             }
             self.coll.owed.pop_front();
         }
-        if !self.coll.left.is_empty() {
-            let left = std::mem::take(&mut self.coll.left);
+        if !self.coll.left_members.is_empty() {
+            let left = std::mem::take(&mut self.coll.left_members);
             self.objects().unname_members(&left);
         }
     }
@@ -457,7 +459,7 @@ impl Node {
                 }
             }
         }
-        self.coll.fresh.clear();
+        self.coll.next_session.clear();
     }
 
     /// Notes that a member sends no more messages. That ends the group if a call waits for the
@@ -517,7 +519,7 @@ impl Node {
     /// Leaves a group and frees it.
     pub(super) fn leave_group(&mut self, now: Instant, g: GroupIdx) {
         let group = &self.coll.groups[g];
-        let (busy, over) = (group.ops > 0, matches!(group.state, GroupState::Over(_)));
+        let (busy, over) = (group.ops > 0, matches!(group.state, GroupState::Ended(_)));
         if busy {
             self.abort_group(now, g, Error::Canceled);
         } else if !over {
@@ -531,7 +533,7 @@ impl Node {
             self.coll.note_left(lives, group.me);
         }
         // Waiting control messages still use the members' addresses.
-        self.coll.left.append(&mut group.members);
+        self.coll.left_members.append(&mut group.members);
         self.send_owed(now);
     }
 
@@ -559,11 +561,11 @@ impl Node {
 
 impl Objects<'_> {
     /// Reports to the application that its call has failed.
-    pub(super) fn fail_call(&mut self, ep: EpId, user: User, err: Error) {
+    pub(super) fn fail_call(&mut self, ep: EpId, caller: Caller, err: Error) {
         let Some(ep) = self.eps.get_mut(ep.0.idx()) else { return };
         ep.tx_used -= 1;
         ep.counters.errors += 1;
-        let (op_context, flags, src) = (user.context, CqFlags::COLLECTIVE, FI_ADDR_UNSPEC);
+        let (op_context, flags, src) = (caller.context, CqFlags::COLLECTIVE, FI_ADDR_UNSPEC);
         let cqe = Cqe { op_context, flags, src, ..Cqe::default() };
         let (cntr, cq) = (ep.tx_cntr, ep.tx_cq);
         let prov_errno = ProvErrno::UnknownOutcome;

@@ -24,10 +24,10 @@ use barewire_driver::mem::atomic::{AtomicOp, Datatype};
 use barewire_driver::mem::{IoBuf, Scratch};
 use barewire_driver::port::{PortCaps, Station};
 
-use board::{Shared, name_words};
+use board::{BoardState, name_words};
 use call::CheckedCall;
 pub use call::{CallWord, CollAttr, CollCall, CollReq, FI_NOOP, FI_VOID, Role, query};
-use drive::Stored;
+use drive::StoredMsgs;
 
 use super::ep::SIDE;
 use super::peer::Peer;
@@ -129,7 +129,7 @@ pub struct Coll {
     /// Peers whose session has ended, and the error of each.
     pub(super) lost: Vec<(PeerIdx, Error)>,
     /// Messages of joins that arrived in the next session with such a peer, in the same burst.
-    pub(super) fresh: Vec<(PeerIdx, UnexpectedIdx, u32)>,
+    pub(super) next_session: Vec<(PeerIdx, UnexpectedIdx, u32)>,
     /// Messages stored since the last turn, with the generations of their slots.
     pub(super) arrived: Vec<(UnexpectedIdx, u32)>,
     /// Number of queue entries taken, processed ones included, in total.
@@ -149,20 +149,20 @@ pub struct Coll {
     counted: VecDeque<JoinCounts>,
     /// Ids of groups that were closed here, or abandoned before the join completed, each with its
     /// side, oldest first.
-    over: VecDeque<(EpIdx, u32, Error)>,
+    ended: VecDeque<(EpIdx, u32, Error)>,
     /// Members that left a group before it was joined here, oldest first.
-    early: VecDeque<EarlyLeave>,
+    early_leaves: VecDeque<EarlyLeave>,
     /// Memory of ended calls for reuse.
     spare: Vec<(Box<Run>, Vec<PeerIdx>)>,
     scratch: Vec<Scratch>,
     /// A post was refused for lack of room: it is retried.
     stalled: bool,
     /// Sides that lack a receive for control messages, for lack of room.
-    deaf: Vec<EpId>,
+    without_recv: Vec<EpId>,
     /// Control messages that wait for room: (side, to, tag, data).
     owed: VecDeque<(EpId, FiAddr, u64, u64)>,
     /// Members of groups that were left, whose addresses some of `owed` still use.
-    left: Vec<Member>,
+    left_members: Vec<Member>,
     /// Earliest timeout of a join in progress.
     deadline: Option<Instant>,
     /// Time at which awaited members are asked next, while some call waits.
@@ -186,7 +186,7 @@ impl Coll {
             ops: Slab::with_capacity(OPS_MAX),
             work: VecDeque::new(),
             lost: Vec::new(),
-            fresh: Vec::new(),
+            next_session: Vec::new(),
             arrived: Vec::new(),
             taken: 0,
             looked_at: 0,
@@ -195,14 +195,14 @@ impl Coll {
             named: HashMap::new(),
             joined: HashMap::new(),
             counted: VecDeque::new(),
-            over: VecDeque::new(),
-            early: VecDeque::new(),
+            ended: VecDeque::new(),
+            early_leaves: VecDeque::new(),
             spare: Vec::new(),
             scratch: Vec::new(),
             stalled: false,
-            deaf: Vec::new(),
+            without_recv: Vec::new(),
             owed: VecDeque::new(),
-            left: Vec::new(),
+            left_members: Vec::new(),
             deadline: None,
             asks_at: None,
             on_boards: Vec::new(),
@@ -217,7 +217,7 @@ impl Coll {
         match group.state {
             GroupState::Ready => Ok(u64::from(group.gid) << 32 | u64::from(group.hash)),
             GroupState::Joining(_) => Err(Error::OpBadState),
-            GroupState::Over(err) => Err(err),
+            GroupState::Ended(err) => Err(err),
         }
     }
 
@@ -239,11 +239,11 @@ impl Coll {
     /// Creates the record of a call. Nothing is posted yet.
     fn begin_op(
         &mut self,
-        stored: &Stored<'_>,
+        stored: &StoredMsgs<'_>,
         (g, shape): (GroupIdx, Shape),
         reduce: Option<(AtomicOp, Datatype)>,
         (input, out): (IoBuf, IoBuf),
-        user: Option<User>,
+        caller: Option<Caller>,
     ) -> Result<CallIdx> {
         let plan = self.plan_for(g, &shape);
         let program = Program::new(shape, &plan);
@@ -262,7 +262,7 @@ impl Coll {
             group: g,
             seq,
             mark,
-            user,
+            caller,
             reduce,
             input,
             out,
@@ -307,7 +307,7 @@ impl Coll {
         match self.groups.by_handle(group.0).ok_or(Error::BadFd)?.state {
             GroupState::Ready => Ok(()),
             GroupState::Joining(_) => Err(Error::OpBadState),
-            GroupState::Over(err) => Err(err),
+            GroupState::Ended(err) => Err(err),
         }
     }
 
@@ -394,7 +394,7 @@ enum GroupState {
     Joining(Instant),
     Ready,
     /// The group has ended: later calls return this error.
-    Over(Error),
+    Ended(Error),
 }
 
 #[derive(Debug)]
@@ -426,7 +426,7 @@ struct Group {
     /// Cost model for the choice of algorithms: the same on all members, also before they have
     /// agreed on another.
     model: Model,
-    shared: Shared,
+    shared: BoardState,
     /// The last call that was checked.
     checked: CheckedCall,
 }
@@ -446,7 +446,7 @@ struct Op {
     /// Word that every message of the call must carry.
     mark: u64,
     /// `None` for the exchange of a join.
-    user: Option<User>,
+    caller: Option<Caller>,
     reduce: Option<(AtomicOp, Datatype)>,
     input: IoBuf,
     out: IoBuf,
@@ -464,7 +464,7 @@ struct Op {
 
 /// The caller of a collective.
 #[derive(Clone, Copy, Debug)]
-struct User {
+struct Caller {
     context: u64,
     wanted: bool,
 }
@@ -570,7 +570,7 @@ impl Node {
         let managed = is_collective && members.len() > 1;
         let state = if managed { GroupState::Joining(until) } else { GroupState::Ready };
         let over = self.coll.ended_group_error(side, gid).filter(|_| !managed);
-        let state = over.map_or(state, GroupState::Over);
+        let state = over.map_or(state, GroupState::Ended);
         let group = Group {
             ep,
             side,
@@ -590,7 +590,7 @@ impl Node {
             layout: Layout::FLAT,
             model: Model { force: self.coll.model.force, ..Model::MEMORY },
             checked: CheckedCall::NONE,
-            shared: if managed { Shared::Wanted } else { Shared::No },
+            shared: if managed { BoardState::Wanted } else { BoardState::Unused },
         };
         let g = self.coll.groups.alloc(group).ok_or(Error::NoMem)?;
         let id = GroupId(self.coll.groups.handle(g));
@@ -707,7 +707,7 @@ impl Node {
         let reduce = Some((AtomicOp::Max, Datatype::Uint64));
         let (input, out) = (scratch.io(), scratch.io());
         let Self { eps, peers, unexpected, coll, .. } = self;
-        let stored = Stored { eps, peers, unexpected };
+        let stored = StoredMsgs { eps, peers, unexpected };
         let o = coll.begin_op(&stored, (g, shape), reduce, (input, out), None)?;
         self.coll.ops[o].words = Some(scratch);
         self.coll.queue_op(o);

@@ -4,7 +4,7 @@ use super::atomic::{Call, fetch_adds};
 use super::rma::ALL;
 use super::*;
 use crate::idx::PeerIdx;
-use crate::node::rma::Spare;
+use crate::node::rma::SpareBuffers;
 use crate::node::rma_in::OldValues;
 use crate::proto::atomic::AtomicKind::Fetch;
 use crate::rel::sent::SentPool;
@@ -79,7 +79,7 @@ fn answers_of_a_burst_have_records_if_they_cannot_leave() {
     assert!(to.node.has_answers() && to.node.responses.is_empty());
     let p = PeerIdx::of(0);
     while to.node.responder().response_room(p).is_ok() {
-        let none = OldValues::of_len(0, &mut Spare::default());
+        let none = OldValues::of_len(0, &mut SpareBuffers::default());
         to.node.responder().answer_op(p, RespOp::default(), none);
     }
     to.node.send_answers(now, &mut |_: &TxFrame<'_>| Tx::Full);

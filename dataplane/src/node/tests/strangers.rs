@@ -7,7 +7,7 @@ use crate::rel::psn::Psn;
 use crate::wire::{self, Base, MsgOp, Op, OpenOp, Ty};
 
 /// The station of a stranger.
-const STRANGER: Station = Station::at([2, 0, 0, 0, 0, 9]);
+const UNKNOWN: Station = Station::at([2, 0, 0, 0, 0, 9]);
 
 fn strict() -> NodeSettings {
     NodeSettings { by_name: false, ..NodeSettings::default() }
@@ -16,7 +16,7 @@ fn strict() -> NodeSettings {
 /// Hands `node` a packet of the stranger, and says which packets it answers.
 fn say(node: &mut Node, dst_sid: u32, op: &Op) -> Vec<Vec<u8>> {
     let (dst, crc) = (node.port.station, node.port.far.has_crc());
-    let (ty, src) = (if matches!(op, Op::Open(_)) { Ty::Open } else { Ty::Msg }, STRANGER);
+    let (ty, src) = (if matches!(op, Op::Open(_)) { Ty::Open } else { Ty::Msg }, UNKNOWN);
     let (ar, rtx, psn, cack, grant, plen) = (false, false, Psn(1), Psn(0), 0, 0);
     let base = Base { dst, src, ty, ar, rtx, ce: false, crc, dst_sid, psn, cack, grant, plen };
     node.on_frame(Instant(5_000_000), &RxFrame::new(&wire::frame(&base, op, &[])));
@@ -374,11 +374,11 @@ fn opens_of_one_station_are_limited_too() {
         let mut node = end_with(1, 1500, false, strict()).node;
         if by_name {
             let av = node.sessions().av_open(8).unwrap();
-            let addr = EpAddr { station: STRANGER, ep: 1, incarnation: 0 };
+            let addr = EpAddr { station: UNKNOWN, ep: 1, incarnation: 0 };
             node.sessions().av_insert(Instant(0), av, addr).unwrap();
         }
         let (dst, crc) = (node.port.station, node.port.far.has_crc());
-        let (ty, src, ar, rtx, psn) = (Ty::Open, STRANGER, false, false, Psn(1));
+        let (ty, src, ar, rtx, psn) = (Ty::Open, UNKNOWN, false, false, Psn(1));
         let (cack, grant, plen, dst_sid) = (Psn(0), 0, 0, 0);
         let base = Base { dst, src, ty, ar, rtx, ce: false, crc, dst_sid, psn, cack, grant, plen };
         let Op::Open(op) = open(node.settings().incarnation) else { unreachable!() };

@@ -33,14 +33,14 @@ fn phases<const N: usize>(list: [Phase; N]) -> Phases {
 
 /// A set of members at equal distances that this member is part of.
 #[derive(Clone, Copy, Debug)]
-struct Among {
+struct MemberSet {
     first: u32,
     stride: u32,
     n: u32,
     me: u32,
 }
 
-impl Among {
+impl MemberSet {
     /// All members of a call.
     fn all(s: &Shape) -> Self {
         Self { first: 0, stride: 1, n: s.n, me: s.me }
@@ -99,12 +99,12 @@ enum Phase {
     /// Each member's part goes from the root to the member.
     PartsDown {
         k: u32,
-        held: Held,
+        held: TreeParts,
     },
     /// Each member's part goes to the root.
     PartsUp {
         k: u32,
-        held: Held,
+        held: TreeParts,
     },
     /// Each member's part goes to all members.
     Allgather {
@@ -138,12 +138,12 @@ enum Phase {
     Split {
         radices: Radices,
         parts: Parts,
-        acc: Acc,
+        acc: Accumulator,
     },
     /// Parts are exchanged with every other member and reduced.
     Pairs {
         parts: Parts,
-        acc: Acc,
+        acc: Accumulator,
     },
     AlltoallBruck {
         k: u32,
@@ -192,7 +192,7 @@ impl Parts {
 
 /// Where a member of a tree stores the parts that pass through it, by relative rank.
 #[derive(Clone, Copy, Debug)]
-enum Held {
+enum TreeParts {
     /// All parts, in the order of ranks.
     All(Parts),
     /// The member's own part at one place, those of its subtree at another, in relative order.
@@ -201,7 +201,7 @@ enum Held {
 
 /// Where the parts of a reduction are accumulated: part `first` is at `at`.
 #[derive(Clone, Copy, Debug)]
-struct Acc {
+struct Accumulator {
     at: Place,
     first: u32,
     slots: Place,
@@ -218,7 +218,7 @@ impl Program {
             Plan::Tree { k } => tree(&shape, k),
             Plan::ScatterAllgather { k, ag } => {
                 let parts = divided(&shape, Place::out(0));
-                let down = Phase::PartsDown { k, held: Held::All(parts) };
+                let down = Phase::PartsDown { k, held: TreeParts::All(parts) };
                 (phases([down, Phase::Allgather { k: ag, parts, own: None }]), 0)
             }
             Plan::Multiply { radices, members } => multiply(&shape, radices, members),
@@ -254,11 +254,11 @@ impl Program {
     }
 
     /// The members of the present phase.
-    fn among(&self) -> Among {
+    fn members(&self) -> MemberSet {
         match (self.layout, self.phase) {
-            (Layout::FLAT, _) => Among::all(&self.shape),
-            (layout, 1 | 2) => Among::lane(&self.shape, layout),
-            (layout, _) => Among::node(&self.shape, layout),
+            (Layout::FLAT, _) => MemberSet::all(&self.shape),
+            (layout, 1 | 2) => MemberSet::lane(&self.shape, layout),
+            (layout, _) => MemberSet::node(&self.shape, layout),
         }
     }
 
@@ -266,10 +266,11 @@ impl Program {
     pub fn next_round(&mut self, out: &mut Round) -> bool {
         while let Some(phase) = self.phases.get(self.phase) {
             out.clear();
-            let among = self.among();
-            let s = &Shape { n: among.n, me: among.me, ..self.shape };
-            let mut maker = Maker { s, among, phase: self.phase, level: self.level, out };
-            if !maker.make(phase) {
+            let members = self.members();
+            let s = &Shape { n: members.n, me: members.me, ..self.shape };
+            let mut builder =
+                RoundBuilder { s, members, phase: self.phase, level: self.level, out };
+            if !builder.build(phase) {
                 (self.phase, self.level) = (self.phase + 1, 0);
                 continue;
             }
@@ -315,19 +316,19 @@ fn tree(s: &Shape, k: u32) -> (Phases, u64) {
         Kind::Scatter if is_root => {
             let parts = blocks(s, Place::input(0));
             let own = Local::copy(parts.range(s.me, s.me + 1).0, Place::out(0), len);
-            (phases([Phase::PartsDown { k, held: Held::All(parts) }, Phase::Copy(own)]), 0)
+            (phases([Phase::PartsDown { k, held: TreeParts::All(parts) }, Phase::Copy(own)]), 0)
         }
         Kind::Scatter => {
-            let held = Held::Own { own: Place::out(0), rest: Place::scratch(0), block: len };
+            let held = TreeParts::Own { own: Place::out(0), rest: Place::scratch(0), block: len };
             (only(Phase::PartsDown { k, held }), below)
         }
         _ if is_root => {
             let parts = blocks(s, Place::out(0));
             let own = Local::copy(Place::input(0), parts.range(s.me, s.me + 1).0, len);
-            (phases([Phase::PartsUp { k, held: Held::All(parts) }, Phase::Copy(own)]), 0)
+            (phases([Phase::PartsUp { k, held: TreeParts::All(parts) }, Phase::Copy(own)]), 0)
         }
         _ => {
-            let held = Held::Own { own: Place::input(0), rest: Place::scratch(0), block: len };
+            let held = TreeParts::Own { own: Place::input(0), rest: Place::scratch(0), block: len };
             (only(Phase::PartsUp { k, held }), below)
         }
     }
@@ -358,7 +359,7 @@ fn multiply(s: &Shape, radices: Radices, members: u32) -> (Phases, u64) {
 /// The phases of the plans that begin with a reduce-scatter: by splitting, or in pairs.
 fn reduce_scatter(s: &Shape, radices: Option<Radices>, k: u32) -> (Phases, u64) {
     let (me, n) = (s.me, s.n);
-    let collect = |parts: Parts, acc: Acc| match radices {
+    let collect = |parts: Parts, acc: Accumulator| match radices {
         Some(radices) => Phase::Split { radices, parts, acc },
         None => Phase::Pairs { parts, acc },
     };
@@ -373,14 +374,15 @@ fn reduce_scatter(s: &Shape, radices: Option<Radices>, k: u32) -> (Phases, u64) 
         };
         let first = me / width * width;
         let (at, slots_at) = (Place::scratch(0), Place::scratch(held));
-        let acc = Acc { at, first, slots: slots_at, out: Place::out(0) };
+        let acc = Accumulator { at, first, slots: slots_at, out: Place::out(0) };
         return (phases([collect(parts, acc)]), held + slots);
     }
     let parts = divided(s, Place::input(0));
     let whole = s.kind == Kind::Allreduce || me == s.root;
     let (at, before) = if whole { (Place::out(0), 0) } else { (Place::scratch(0), s.block()) };
     let held = divided(s, at);
-    let acc = Acc { at, first: 0, slots: Place::scratch(before), out: held.range(me, me + 1).0 };
+    let acc =
+        Accumulator { at, first: 0, slots: Place::scratch(before), out: held.range(me, me + 1).0 };
     let slots = match radices {
         Some(r) => split_slots(&r, s.count, s.size),
         // A part has at most one element more than the average.
@@ -389,17 +391,17 @@ fn reduce_scatter(s: &Shape, radices: Option<Radices>, k: u32) -> (Phases, u64) 
     let rest = if s.kind == Kind::Allreduce {
         Phase::Allgather { k, parts: held, own: None }
     } else {
-        Phase::PartsUp { k, held: Held::All(held) }
+        Phase::PartsUp { k, held: TreeParts::All(held) }
     };
     (phases([collect(parts, acc), rest]), before + slots)
 }
 
 /// An allreduce in lanes: see [`Plan::Lanes`].
 fn lanes(s: &Shape, layout: Layout, radices: &[Radices; 2], k: [u32; 2]) -> (Phases, u64) {
-    let (node, lane) = (Among::node(s, layout), Among::lane(s, layout));
-    let part_of = |at: Place, among: &Among, count: u64| Parts {
+    let (node, lane) = (MemberSet::node(s, layout), MemberSet::lane(s, layout));
+    let part_of = |at: Place, members: &MemberSet, count: u64| Parts {
         at,
-        n: among.n,
+        n: members.n,
         count,
         size: s.size,
         divided: true,
@@ -410,7 +412,7 @@ fn lanes(s: &Shape, layout: Layout, radices: &[Radices; 2], k: [u32; 2]) -> (Pha
     let slots = Place::scratch(0);
     let acc = |parts: &Parts, me: u32| {
         let out = parts.range(me, me + 1).0;
-        Acc { at: parts.at, first: 0, slots, out }
+        Accumulator { at: parts.at, first: 0, slots, out }
     };
     let inner = part_of(own, &lane, len / s.size);
     let all = [
@@ -460,18 +462,18 @@ fn lowest_digit(mut v: u32, k: u32) -> Option<u32> {
 }
 
 /// Generates one round.
-struct Maker<'a> {
+struct RoundBuilder<'a> {
     /// The call, from the view of the members of the phase.
     s: &'a Shape,
-    among: Among,
+    members: MemberSet,
     phase: usize,
     level: u32,
     out: &'a mut Round,
 }
 
-impl Maker<'_> {
+impl RoundBuilder<'_> {
     /// False if the phase has no such round.
-    fn make(&mut self, phase: &Phase) -> bool {
+    fn build(&mut self, phase: &Phase) -> bool {
         match *phase {
             Phase::None => false,
             Phase::Copy(local) => {
@@ -482,7 +484,7 @@ impl Maker<'_> {
             Phase::Down { k, at, len } => self.down(k, |_, _| Slice::one(at, len)),
             Phase::PartsDown { k, held } => {
                 let s = *self.s;
-                self.down(k, move |vr, span| held_slice(&s, &held, vr, span))
+                self.down(k, move |vr, span| tree_slice(&s, &held, vr, span))
             }
             Phase::Up { k, from, acc, slots, len } => self.up(k, from, acc, slots, len),
             Phase::PartsUp { k, held } => self.parts_up(k, &held),
@@ -513,14 +515,14 @@ impl Maker<'_> {
 
     fn send(&mut self, rank: u32, level: u32, slice: Slice) {
         if self.carries(&slice) {
-            let (rank, step) = (self.among.rank(rank), self.step(level));
+            let (rank, step) = (self.members.rank(rank), self.step(level));
             self.out.sends.push(Comm { rank, step, slice });
         }
     }
 
     fn recv(&mut self, rank: u32, level: u32, slice: Slice) {
         if self.carries(&slice) {
-            let (rank, step) = (self.among.rank(rank), self.step(level));
+            let (rank, step) = (self.members.rank(rank), self.step(level));
             self.out.recvs.push(Comm { rank, step, slice });
         }
     }
@@ -592,7 +594,7 @@ impl Maker<'_> {
         true
     }
 
-    fn parts_up(&mut self, k: u32, held: &Held) -> bool {
+    fn parts_up(&mut self, k: u32, held: &TreeParts) -> bool {
         let (vr, n) = (relative(self.s), self.s.n);
         if self.stride(k).is_none() || lowest_digit(vr, k).is_some_and(|pos| pos < self.level) {
             return false;
@@ -600,13 +602,13 @@ impl Maker<'_> {
         if lowest_digit(vr, k) == Some(self.level) {
             let stride = k.pow(self.level);
             let parent = self.absolute(vr - vr / stride % k * stride);
-            let slice = held_slice(self.s, held, vr, below(self.s, k));
+            let slice = tree_slice(self.s, held, vr, below(self.s, k));
             self.send(parent, self.level, slice);
             return true;
         }
         for child in children(vr, k, self.level, n) {
             let span = k.pow(self.level).min(n - child);
-            let slice = held_slice(self.s, held, child, span);
+            let slice = tree_slice(self.s, held, child, span);
             self.recv(self.absolute(child), self.level, slice);
         }
         true
@@ -704,7 +706,7 @@ impl Maker<'_> {
         }
     }
 
-    fn split(&mut self, radices: &Radices, parts: &Parts, acc: &Acc) -> bool {
+    fn split(&mut self, radices: &Radices, parts: &Parts, acc: &Accumulator) -> bool {
         let radices = radices.as_slice();
         let level = self.level as usize;
         let Some(&r) = radices.get(level) else { return false };
@@ -735,7 +737,7 @@ impl Maker<'_> {
         true
     }
 
-    fn pairs(&mut self, parts: &Parts, acc: &Acc) -> bool {
+    fn pairs(&mut self, parts: &Parts, acc: &Accumulator) -> bool {
         let (me, n) = (self.s.me, self.s.n);
         let first = 1 + self.level * WINDOW;
         if first >= n {
@@ -797,7 +799,7 @@ impl Maker<'_> {
         let mut used = 0;
         for d in 1..k {
             let Some(far) = d.checked_mul(stride).filter(|&far| far < n) else { break };
-            let runs = Runs::new(n, far, stride, stride.saturating_mul(k));
+            let runs = BlockRuns::new(n, far, stride, stride.saturating_mul(k));
             let bytes = at(runs.blocks());
             runs.each(len, |block, offset, run| {
                 let from = work.plus(at(block));
@@ -836,10 +838,10 @@ fn children(vr: u32, k: u32, pos: u32, n: u32) -> impl Iterator<Item = u32> {
 }
 
 /// The parts of relative ranks `vr..vr + span`, where the member stores them.
-fn held_slice(s: &Shape, held: &Held, vr: u32, span: u32) -> Slice {
+fn tree_slice(s: &Shape, held: &TreeParts, vr: u32, span: u32) -> Slice {
     match *held {
-        Held::All(parts) => parts.ring((vr + s.root) % s.n, span),
-        Held::Own { own, rest, block } => {
+        TreeParts::All(parts) => parts.ring((vr + s.root) % s.n, span),
+        TreeParts::Own { own, rest, block } => {
             let from = vr - relative(s);
             if from > 0 {
                 let at = rest.plus(u64::from(from - 1) * block);
@@ -851,7 +853,7 @@ fn held_slice(s: &Shape, held: &Held, vr: u32, span: u32) -> Slice {
 }
 
 /// Blocks `first..first + run`, repeated every `period`, below `n`.
-struct Runs {
+struct BlockRuns {
     n: u32,
     first: u32,
     run: u32,
@@ -877,7 +879,7 @@ impl Run {
     }
 }
 
-impl Runs {
+impl BlockRuns {
     fn new(n: u32, first: u32, run: u32, period: u32) -> Self {
         let (mut whole, mut rest) = (0, 0);
         if first < n {

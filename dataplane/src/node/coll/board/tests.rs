@@ -64,14 +64,18 @@ fn a_call_that_read_what_another_put_does_not_end_well() {
         let in_place = false;
         let shape = Shape { kind, n: 2, me: 0, root: 0, count, size: 8, in_place };
         let part = Part::of((1, MARK), shape, reduce, true);
-        assert!(part.is_through);
+        assert!(part.by_board);
         let board = AnyBoard::from(Box::<Taken>::default() as Box<dyn Board>);
         let mut calls = Calls::new(board, 2).unwrap();
         let memory = || IoBuf::leaked(&[0; 32]).take_one().unwrap();
-        let user = Some(User { context: 1, wanted: true });
-        let added = calls.add(&part, Lent { body: memory(), out: memory(), user });
+        let caller = Some(Caller { context: 1, wanted: true });
+        let added = calls.add(&part, CallBuffers { body: memory(), out: memory(), caller });
         // A barrier reads nothing.
         let ends = kind == Kind::Barrier;
-        assert_eq!((matches!(added, Added::Ended), calls.lacks(1)), (ends, !ends), "{kind:?}");
+        assert_eq!(
+            (matches!(added, AddOutcome::Ended), calls.awaits(1)),
+            (ends, !ends),
+            "{kind:?}"
+        );
     }
 }
