@@ -189,7 +189,7 @@ impl Operations<'_> {
     pub(crate) fn cancel_wr(&mut self, w: TxIdx) {
         self.report_failure(w, Error::Canceled, ProvErrno::UnknownOutcome);
         let wr = &mut self.tx[w];
-        if wr.asked == 0 || wr.flags.contains(WrFlags::ALL_SENT) {
+        if wr.pulled == 0 || wr.flags.contains(WrFlags::ALL_SENT) {
             self.free_wr(w);
             return;
         }
@@ -214,7 +214,7 @@ impl Operations<'_> {
             let one_sided = wr.flags.contains(WrFlags::RMA);
             let (op_context, tag, e, p) = (wr.context, wr.tag, wr.ep, wr.peer);
             // Bytes that a refused write has written nevertheless.
-            let olen = if one_sided { wr.asked } else { 0 };
+            let olen = if one_sided { wr.pulled } else { 0 };
             let (flags, cntr) = if one_sided {
                 self.rma_outcome(w)
             } else {

@@ -211,8 +211,7 @@ impl Ep {
         }
     }
 
-    /// Opens or closes the endpoint for calls and messages, and recomputes what the fast path may
-    /// do.
+    /// Enables or disables calls and messages of the endpoint, and recomputes the fast-path flags.
     pub(super) fn enable(&mut self, enabled: bool) {
         self.enabled = enabled;
         let posts = enabled && !self.is_over;
@@ -757,9 +756,9 @@ impl Objects<'_> {
         Ok(())
     }
 
-    /// The connection of an endpoint is over: receives that no message has begun to fill end with
-    /// [`Error::Canceled`], and nothing can be sent any more. What has come without a receive can
-    /// still be received. Nothing if it was closed.
+    /// Ends the connection of an endpoint: receives that no message has begun to fill end with
+    /// [`Error::Canceled`], and nothing can be sent any more. Messages that have arrived without a
+    /// receive can still be received. No effect on a closed endpoint.
     pub fn ep_disconnect(&mut self, ep: EpId) {
         let Some(record) = self.eps.by_handle_mut(ep.0) else { return };
         let e = ep.0.idx();

@@ -12,7 +12,7 @@ use crate::rel::psn::Psn;
 use crate::slab::Handle;
 use crate::table::Vacant;
 
-/// Kind of a one-sided operation, by what its completion and its answer look like.
+/// Kind of a one-sided operation, by its completion and its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
     /// An atomic operation that fetches.

@@ -166,9 +166,9 @@ impl Fetch {
         if !ep.may_rma[form as usize] || !FLAGS.contains(flags) {
             return None;
         }
-        let (what, datatype) = valid_pair(kind, op, ty).ok()?;
+        let (atomic_op, datatype) = valid_pair(kind, op, ty).ok()?;
         let bytes = checked_len(datatype, count).ok().filter(|&bytes| bytes <= Response::SHORT)?;
-        let operand = if what == atomic::AtomicOp::Read { 0 } else { bytes };
+        let operand = if atomic_op == atomic::AtomicOp::Read { 0 } else { bytes };
         let compare = if kind == AtomicKind::Compare { bytes } else { 0 };
         let result = if kind == AtomicKind::Base { 0 } else { bytes };
         let word = operand == 8 && compare == 0;
@@ -769,10 +769,10 @@ struct AtomicDesc {
 fn send_atomic(to: &Endpoints<'_>, req: &FastAtomic<'_>, out: &mut impl FrameSink) -> bool {
     let fetch = &to.ep.fetch;
     let &FastAtomic { kind, op, ty, operand, compare, call: FastCall { range, .. }, .. } = req;
-    let what = AtomicDesc { kind, op, ty, range };
+    let desc = AtomicDesc { kind, op, ty, range };
     // A payload of constant length needs no branches on the way.
     if fetch.word {
-        return out.send_in_place(&AtomicWordFrame { to, what: &what, operand }) == Tx::Sent;
+        return out.send_in_place(&AtomicWordFrame { to, desc: &desc, operand }) == Tx::Sent;
     }
     let payload = match (fetch.operand, fetch.compare) {
         (0, _) => Some(InlineBytes::NONE),
@@ -783,35 +783,35 @@ fn send_atomic(to: &Endpoints<'_>, req: &FastAtomic<'_>, out: &mut impl FrameSin
         },
     };
     // The callee gets copies, so that the caller's values can stay in registers.
-    payload.is_some_and(|payload| send_with_inline(*to, what, payload, out))
+    payload.is_some_and(|payload| send_with_inline(*to, desc, payload, out))
 }
 
 #[inline(never)]
 fn send_with_inline(
     to: Endpoints<'_>,
-    what: AtomicDesc,
+    desc: AtomicDesc,
     payload: InlineBytes,
     out: &mut impl FrameSink,
 ) -> bool {
-    out.send_in_place(&AtomicInlineFrame { to: &to, what: &what, payload }) == Tx::Sent
+    out.send_in_place(&AtomicInlineFrame { to: &to, desc: &desc, payload }) == Tx::Sent
 }
 
 /// Writes a request without its payload of `plen` bytes.
 #[inline(always)]
-fn put_request(to: &Endpoints<'_>, what: &AtomicDesc, plen: usize, out: &mut impl HeadOut) {
-    let fetch = what.kind != AtomicKind::Base;
+fn put_request(to: &Endpoints<'_>, desc: &AtomicDesc, plen: usize, out: &mut impl HeadOut) {
+    let fetch = desc.kind != AtomicKind::Base;
     to.put_base(Ty::Atomic, plen, out);
     let op = AtomicOp {
-        range: to.range(&what.range),
+        range: to.range(&desc.range),
         end: true,
         fetch,
         answer: !fetch,
-        compare: what.kind == AtomicKind::Compare,
+        compare: desc.kind == AtomicKind::Compare,
         dst_op: FastOp::name(to.made.idx()),
         dst_gen: to.made.generation(),
-        count: what.range.len as u16,
-        op: what.op as u8,
-        ty: what.ty as u8,
+        count: desc.range.len as u16,
+        op: desc.op as u8,
+        ty: desc.ty as u8,
         ..AtomicOp::default()
     };
     op.put(out);
@@ -821,7 +821,7 @@ fn put_request(to: &Endpoints<'_>, what: &AtomicDesc, plen: usize, out: &mut imp
 /// it occupies no register earlier.
 struct AtomicWordFrame<'a> {
     to: &'a Endpoints<'a>,
-    what: &'a AtomicDesc,
+    desc: &'a AtomicDesc,
     operand: &'a Span,
 }
 
@@ -836,14 +836,14 @@ impl InPlaceFrame<{ AtomicOp::HEAD + 8 }> for AtomicWordFrame<'_> {
         // The low 8 bytes are the whole operand.
         let word = self.operand.to_u128().unwrap_or_default() as u64;
         out.set::<{ AtomicOp::HEAD }, 8>(word.to_le_bytes());
-        put_request(self.to, self.what, 8, out);
+        put_request(self.to, self.desc, 8, out);
     }
 }
 
 /// A request with up to [`InlineBytes::MAX`] bytes of payload.
 struct AtomicInlineFrame<'a> {
     to: &'a Endpoints<'a>,
-    what: &'a AtomicDesc,
+    desc: &'a AtomicDesc,
     payload: InlineBytes,
 }
 
@@ -855,7 +855,7 @@ impl InPlaceFrame<{ AtomicOp::HEAD }> for AtomicInlineFrame<'_> {
 
     #[inline(always)]
     fn put(&self, out: &mut impl HeadOut) {
-        put_request(self.to, self.what, self.payload.len(), out);
+        put_request(self.to, self.desc, self.payload.len(), out);
     }
 
     #[inline(always)]

@@ -412,21 +412,21 @@ impl Responder<'_> {
         let answered = op.fetch || op.answer;
         let whole = op.range.last && op.end && !op.void && answered && op.offset == 0;
         let plain = whole && !op.tagged && op.range.rx_ctx == 0;
-        let (what, ty, bytes) = decode_atomic(&op, plen.into()).ok()?;
+        let (atomic_op, ty, bytes) = decode_atomic(&op, plen.into()).ok()?;
         if !plain || bytes > Response::SHORT {
             return None;
         }
-        let (caps, access) = atomic_needs(&op, what);
+        let (caps, access) = atomic_needs(&op, atomic_op);
         let (ep, counted) = self.objects.eps.grant_ep(op.range.dst_ep, caps)?;
         let (m, _) = self.mrs.lookup(self.objects.eps, ep, &op.range, bytes as u64, access).ok()?;
         let mr = Some(&self.mrs[m]).filter(|mr| mr.is_reusable())?;
         let memory = mr.buf.as_one()?.again();
         let counted = counted
             || op.fetch && mr.read_cntr != CntrIdx::NONE
-            || changes(what) && mr.write_cntr != CntrIdx::NONE;
+            || changes(atomic_op) && mr.write_cntr != CntrIdx::NONE;
         let word = op.count == 1 && ty.is_integer() && (4..=8).contains(&bytes);
         let words = Words::of(&memory, mr.is_shared());
-        let adds = word && bytes == 8 && what == atomic::AtomicOp::Sum && !counted;
+        let adds = word && bytes == 8 && atomic_op == atomic::AtomicOp::Sum && !counted;
         let does = match words {
             Some(_) if adds => ExecKind::Add,
             _ if word => ExecKind::Word,
@@ -441,7 +441,7 @@ impl Responder<'_> {
             counted,
             plen,
             bytes: bytes as u16,
-            op: what,
+            op: atomic_op,
             ty,
             sharing: mr.sharing,
             mr: m,

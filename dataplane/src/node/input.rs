@@ -552,15 +552,15 @@ impl Operations<'_> {
     fn on_pull(&mut self, p: PeerIdx, op: &PullOp) -> Verdict {
         let handle = Handle::from_parts(TxIdx::of(op.src_op), op.src_gen);
         let known = self.tx.wrs.by_handle_mut(handle).filter(|wr| {
-            wr.peer == p && wr.flags.contains(WrFlags::ANNOUNCED) && op.offset == wr.asked
+            wr.peer == p && wr.flags.contains(WrFlags::ANNOUNCED) && op.offset == wr.pulled
         });
         let Some(wr) = known else { return Verdict::Refuse(NackReason::Malformed) };
         let end = op.offset + u64::from(op.len);
-        let same = wr.asked == 0 || (wr.pull_op, wr.pull_gen) == (op.dst_op, op.dst_gen);
+        let same = wr.pulled == 0 || (wr.pull_op, wr.pull_gen) == (op.dst_op, op.dst_gen);
         if end > wr.len || !same || wr.ep == EpIdx::NONE || wr.flags.contains(WrFlags::ALL_SENT) {
             return Verdict::Refuse(NackReason::Malformed);
         }
-        (wr.pull_op, wr.pull_gen, wr.asked) = (op.dst_op, op.dst_gen, end);
+        (wr.pull_op, wr.pull_gen, wr.pulled) = (op.dst_op, op.dst_gen, end);
         if !wr.flags.contains(WrFlags::IN_RNDV_DATA_Q) {
             wr.flags |= WrFlags::IN_RNDV_DATA_Q;
             self.objects.peers[p].rndv_data_q.push_back(self.tx, handle.idx());

@@ -1,4 +1,4 @@
-//! Memory regions: what peers may read and write, by key.
+//! Memory regions: memory that peers may read and write, by key.
 //!
 //! A key is 64 random bits, drawn anew at every registration, or a number that the application
 //! chose. The lower 20 bits of a drawn key are the region's slot, encrypted by a keyed hash of the

@@ -80,8 +80,8 @@ pub(crate) struct TxWr {
     pub(crate) len: u64,
     /// Bytes put into packets so far.
     pub(crate) sent: u64,
-    /// Bytes that the peer has pulled so far.
-    pub(crate) asked: u64,
+    /// Bytes that the peer has pulled so far; of a refused write, the bytes written before.
+    pub(crate) pulled: u64,
     /// The peer's pull; in a packed message, the next message of the packet.
     pub(crate) pull_op: u32,
     pub(crate) pull_gen: u32,
@@ -113,7 +113,7 @@ impl TxWr {
             data: 0,
             len: 0,
             sent: 0,
-            asked: 0,
+            pulled: 0,
             pull_op: NONE,
             pull_gen: 0,
             peer,
@@ -237,8 +237,8 @@ bitflags! {
 
 impl RecvWr {
     #[inline(always)]
-    pub(crate) fn is(&self, what: RecvFlags) -> bool {
-        self.is.contains(what)
+    pub(crate) fn is(&self, flag: RecvFlags) -> bool {
+        self.is.contains(flag)
     }
 
     /// Flags of every completion entry of the receive.
@@ -327,7 +327,7 @@ pub(crate) struct Pull {
     pub(crate) msg_len: u64,
     /// Bytes to pull: the message, or as much of it as fits the buffer.
     pub(crate) want: u64,
-    pub(crate) asked: u64,
+    pub(crate) requested: u64,
     pub(crate) got: u64,
     /// Bytes that the queued PULL will request; they already count as outstanding.
     pub(crate) requesting: u32,
@@ -365,7 +365,7 @@ impl Pull {
             base: 0,
             msg_len: 0,
             want: 0,
-            asked: 0,
+            requested: 0,
             got: 0,
             requesting: 0,
             src_ep: 0,

@@ -264,7 +264,7 @@ impl Node {
                 let end = EndOp { src_op: pull.src_op, src_gen: pull.src_gen, status };
                 (Ty::End, end.emit(&mut op), 0)
             } else {
-                let (offset, len) = (pull.asked, pull.requesting);
+                let (offset, len) = (pull.requested, pull.requesting);
                 let (dst_op, dst_gen) = (idx.get(), self.pulls.records.generation(idx));
                 let (src_op, src_gen) = (pull.src_op, pull.src_gen);
                 let ask = PullOp { src_op, src_gen, dst_op, dst_gen, offset, len };
@@ -290,7 +290,7 @@ impl Node {
             }
             self.pulls.dequeue(&mut self.peers[p], idx);
             let pull = &mut self.pulls[idx];
-            pull.asked += u64::from(len);
+            pull.requested += u64::from(len);
             (pull.requesting, pull.psn) = (0, psn);
             if read {
                 self.tx.rma_mut(wr).done += u64::from(len);
@@ -484,7 +484,7 @@ impl Node {
         let mut op = [0; RELIABLE_OP_MAX];
         let data = DataOp { dst_op: wr.pull_op, dst_gen: wr.pull_gen, offset: wr.sent };
         let op_len = data.emit(&mut op);
-        let (offset_at, end) = (DataOp::OFFSET_AT, wr.asked);
+        let (offset_at, end) = (DataOp::OFFSET_AT, wr.pulled);
         let keep = !self.peers[p].path.is_lossless();
         let segments = Segments { ty: Ty::Data, op, op_len, offset_at, end, keep };
         if let Step::Full = self.sending().send_segments(now, (p, w), &segments, most, out) {

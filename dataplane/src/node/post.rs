@@ -99,7 +99,7 @@ impl Node {
         self.posting().post_message(now, ep, req)
     }
 
-    /// Posts a receive, or with `PEEK`, `CLAIM` and `DISCARD` asks for a message that has come.
+    /// Posts a receive, or with `PEEK`, `CLAIM` and `DISCARD` queries a message that has arrived.
     ///
     /// # Errors
     /// Nothing was posted, nothing will complete:

@@ -27,7 +27,7 @@ pub(super) const PULL_CHUNK: u64 = 256 << 10;
 impl Pull {
     /// Maximum bytes that the next PULL or READ requests.
     fn next_len(&self) -> u64 {
-        (self.want - self.asked).min(PULL_CHUNK).min(u64::from(PULL_MAX))
+        (self.want - self.requested).min(PULL_CHUNK).min(u64::from(PULL_MAX))
     }
 }
 
@@ -136,8 +136,8 @@ impl Pulls {
     /// Subtracts the requested bytes of pull `idx` that are no longer expected from the window.
     fn settle(&mut self, peer: &mut Peer, idx: PullIdx) {
         let pull = &mut self[idx];
-        let left = pull.asked - pull.got + u64::from(pull.requesting);
-        (pull.got, pull.requesting) = (pull.asked, 0);
+        let left = pull.requested - pull.got + u64::from(pull.requesting);
+        (pull.got, pull.requesting) = (pull.requested, 0);
         self.unwait(peer, idx);
         self.settled(peer, left);
     }
@@ -147,7 +147,7 @@ impl Pulls {
     /// pulling all of them side by side.
     fn wait(&mut self, (p, peer): (PeerIdx, &mut Peer), idx: PullIdx) {
         self[idx].waiting = true;
-        if self[idx].asked > 0 {
+        if self[idx].requested > 0 {
             peer.pull_wait.push_front(self, idx);
         } else {
             peer.pull_wait.push_back(self, idx);
@@ -183,7 +183,7 @@ impl Pulls {
         let since = active.0.saturating_sub(t_dead_ns);
         let (mut at, mut waits) = (peer.pulls.head, false);
         while let Some(pull) = self.records.get_mut(at) {
-            if pull.asked > pull.got {
+            if pull.requested > pull.got {
                 waits = true;
                 if una.since(pull.psn) <= 0 && una != pull.una {
                     (pull.last_rx, pull.una) = (active, una);
@@ -247,7 +247,7 @@ impl Receiving<'_> {
 }
 
 impl Operations<'_> {
-    /// The pulls, with access to what their requests and ends need.
+    /// The pulls, with access to the queues that their requests and ENDs go to.
     #[inline(always)]
     pub(super) fn pull_engine(&mut self) -> PullEngine<'_> {
         let Self { objects, pulls, tx, turn, .. } = self;
@@ -282,14 +282,14 @@ impl Operations<'_> {
         }
         let len64 = len as u64;
         let end = op.offset.checked_add(len64);
-        if end.is_none_or(|end| end > pull.asked) || pull.got + len64 > pull.asked {
+        if end.is_none_or(|end| end > pull.requested) || pull.got + len64 > pull.requested {
             self.objects.counters.rx_stray += 1;
             return;
         }
         pull.got += len64;
         let (recv, base) = (pull.recv, pull.base);
         let done = pull.got == pull.want && pull.end.is_none();
-        let more = pull.asked < pull.want && pull.asked - pull.got <= PULL_CHUNK;
+        let more = pull.requested < pull.want && pull.requested - pull.got <= PULL_CHUNK;
         self.pulls.settled(&mut self.objects.peers[p], len64);
         if recv != RecvIdx::NONE {
             let at = (base + op.offset) as usize;
@@ -363,7 +363,7 @@ impl PullEngine<'_> {
             len = len.min(self.tx.rma_of(pull.wr).read_room());
         }
         let pull = &mut self.pulls[idx];
-        if pull.asked == pull.got {
+        if pull.requested == pull.got {
             pull.last_rx = self.now;
         }
         pull.requesting = len as u32;

@@ -475,7 +475,7 @@ impl Receiving<'_> {
 }
 
 impl Objects<'_> {
-    /// Takes a whole message, whose payload is `off..off + len` of `frame`.
+    /// Executes a whole message, whose payload is `off..off + len` of `frame`.
     #[inline]
     pub(crate) fn on_msg(
         &mut self,

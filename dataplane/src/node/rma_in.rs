@@ -111,13 +111,14 @@ impl Operations<'_> {
         let pull = &mut self.pulls[idx];
         let (w, len64) = (pull.wr, len as u64);
         let end = op.offset.checked_add(len64);
-        if end.is_none_or(|end| end > pull.want) || pull.got + len64 > pull.asked {
+        if end.is_none_or(|end| end > pull.want) || pull.got + len64 > pull.requested {
             self.objects.counters.rx_stray += 1;
             return;
         }
         pull.got += len64;
         let done = pull.got == pull.want;
-        let more = pull.asked < pull.want && pull.asked - pull.got <= super::pull::PULL_CHUNK;
+        let more =
+            pull.requested < pull.want && pull.requested - pull.got <= super::pull::PULL_CHUNK;
         self.pulls.settled(&mut self.objects.peers[p], len64);
         if w == TxIdx::NONE {
             self.free_if_idle(idx);
@@ -157,7 +158,7 @@ impl Operations<'_> {
     /// Frees an abandoned read once none of its bytes is outstanding.
     fn free_if_idle(&mut self, idx: PullIdx) {
         let pull = &self.pulls[idx];
-        if pull.wr == TxIdx::NONE && pull.got == pull.asked {
+        if pull.wr == TxIdx::NONE && pull.got == pull.requested {
             let p = pull.peer;
             self.pulls.free(self.objects.peers, idx);
             if !self.objects.peers[p].send_q.is_empty() {
@@ -175,7 +176,7 @@ impl Operations<'_> {
         err: Error,
     ) {
         let known = self.pulls.records.by_handle(handle).filter(|pull| pull.peer == p && pull.read);
-        let missing = |pull: &&Pull| len > 0 && u64::from(len) <= pull.asked - pull.got;
+        let missing = |pull: &&Pull| len > 0 && u64::from(len) <= pull.requested - pull.got;
         let Some(pull) = known.filter(missing) else {
             self.objects.counters.rx_stray += 1;
             return;
@@ -185,7 +186,7 @@ impl Operations<'_> {
             self.abandon_wr(w);
             self.fail_wr(w, err, ProvErrno::NotExecuted);
         }
-        self.pulls[idx].asked -= u64::from(len);
+        self.pulls[idx].requested -= u64::from(len);
         self.pulls.settled(&mut self.objects.peers[p], u64::from(len));
         self.free_if_idle(idx);
         self.pull_engine().serve_waiting_pulls();
@@ -260,7 +261,7 @@ impl Operations<'_> {
         }
         if w != TxIdx::NONE {
             if let (Ty::Write, BodyRef::Wr { offset, .. }) = (ty, body) {
-                self.tx[w].asked = offset;
+                self.tx[w].pulled = offset;
             }
             // Earlier packets of the operation have been executed.
             let first = match body {
@@ -399,8 +400,8 @@ impl Responder<'_> {
         op: &AtomicOp,
         (off, len): (usize, usize),
     ) -> Result<(), NackReason> {
-        let (what, ty, bytes) = self.check_atomic(p, op, len)?;
-        let (caps, access) = atomic_needs(op, what);
+        let (atomic_op, ty, bytes) = self.check_atomic(p, op, len)?;
+        let (caps, access) = atomic_needs(op, atomic_op);
         let e = self.remote_ep(p, &op.range, caps, op.imm)?;
         if op.fetch || op.answer {
             self.response_room(p)?;
@@ -422,7 +423,7 @@ impl Responder<'_> {
             &mut scratch[..]
         };
         assert!(frame.copy_to(off, operands), "length was checked");
-        let done = self.execute(target, op, (what, ty), operands, old.get_mut());
+        let done = self.execute(target, op, (atomic_op, ty), operands, old.get_mut());
         *self.scratch = scratch;
         done.map_err(|fault| self.objects.counters.atomic_fault(fault))?;
         self.atomic_done(p, e, op, (target, bytes));
@@ -439,7 +440,7 @@ impl Responder<'_> {
         &self,
         target: Target,
         op: &AtomicOp,
-        (what, ty): (atomic::AtomicOp, Datatype),
+        (atomic_op, ty): (atomic::AtomicOp, Datatype),
         operands: &[u8],
         old: &mut [u8],
     ) -> Result<(), AtomicFault> {
@@ -453,7 +454,7 @@ impl Responder<'_> {
                 (&of_receive, at, Sharing::Single)
             }
         };
-        buf.atomic(at, what, ty, op.count.into(), operand, compare, old, sharing)
+        buf.atomic(at, atomic_op, ty, op.count.into(), operand, compare, old, sharing)
     }
 
     /// The checks of an atomic packet that need no table. Returns operation, type and the bytes of
@@ -464,10 +465,10 @@ impl Responder<'_> {
         op: &AtomicOp,
         len: usize,
     ) -> Result<(atomic::AtomicOp, Datatype, usize), NackReason> {
-        let decoded = decode_atomic(op, len).and_then(|(what, ty, bytes)| {
+        let decoded = decode_atomic(op, len).and_then(|(atomic_op, ty, bytes)| {
             let answers = !op.fetch
                 || bytes <= self.objects.port.answer_max(&self.objects.peers[p], RespOp::LEN);
-            if answers { Ok((what, ty, bytes)) } else { Err(AtomicFault::Operand) }
+            if answers { Ok((atomic_op, ty, bytes)) } else { Err(AtomicFault::Operand) }
         });
         decoded.map_err(|fault| self.objects.counters.atomic_fault(fault))
     }
@@ -502,8 +503,8 @@ impl Responder<'_> {
         if let Target::Region(m, _) = target {
             let of = self.accessor(p, AccessNumber::Change(op.range.seq));
             self.note_use(m, of, op.range.last);
-            let what = atomic::AtomicOp::try_from(u32::from(op.op));
-            let ways = (op.fetch, what.is_ok_and(changes));
+            let atomic_op = atomic::AtomicOp::try_from(u32::from(op.op));
+            let ways = (op.fetch, atomic_op.is_ok_and(changes));
             self.count_access(m, ways, Done { ops: op.end.into(), bytes });
         }
         if op.range.last {
@@ -767,8 +768,8 @@ impl Objects<'_> {
 
 /// Whether the operation changes its target.
 #[inline]
-pub(super) fn changes(what: atomic::AtomicOp) -> bool {
-    what != atomic::AtomicOp::Read
+pub(super) fn changes(atomic_op: atomic::AtomicOp) -> bool {
+    atomic_op != atomic::AtomicOp::Read
 }
 
 /// Operation, type and element bytes of an atomic packet with `len` bytes of payload.
@@ -782,28 +783,28 @@ pub(super) fn decode_atomic(
         (true, true) => AtomicKind::Compare,
         (false, true) => return Err(AtomicFault::Unsupported),
     };
-    let what = atomic::AtomicOp::try_from(u32::from(op.op));
+    let atomic_op = atomic::AtomicOp::try_from(u32::from(op.op));
     let ty = Datatype::try_from(u32::from(op.ty));
-    let (Ok(what), Ok(ty)) = (what, ty) else { return Err(AtomicFault::Unsupported) };
-    if !atomic::valid(kind, what, ty) {
+    let (Ok(atomic_op), Ok(ty)) = (atomic_op, ty) else { return Err(AtomicFault::Unsupported) };
+    if !atomic::valid(kind, atomic_op, ty) {
         return Err(AtomicFault::Unsupported);
     }
     let bytes = usize::from(op.count) * ty.size();
-    let operands = sent_len(kind, what, bytes);
+    let operands = sent_len(kind, atomic_op, bytes);
     if bytes == 0 || bytes > atomic::OPERAND_LEN_MAX || len != operands {
         return Err(AtomicFault::Operand);
     }
-    Ok((what, ty, bytes))
+    Ok((atomic_op, ty, bytes))
 }
 
 /// The capabilities and access rights that an atomic packet needs.
 #[inline]
-pub(super) fn atomic_needs(op: &AtomicOp, what: atomic::AtomicOp) -> (Caps, MrAccess) {
+pub(super) fn atomic_needs(op: &AtomicOp, atomic_op: atomic::AtomicOp) -> (Caps, MrAccess) {
     let (mut caps, mut access) = (Caps::ATOMIC, MrAccess::empty());
     if op.fetch {
         (caps, access) = (caps | Caps::REMOTE_READ, access | MrAccess::REMOTE_READ);
     }
-    if what != atomic::AtomicOp::Read {
+    if atomic_op != atomic::AtomicOp::Read {
         (caps, access) = (caps | Caps::REMOTE_WRITE, access | MrAccess::REMOTE_WRITE);
     }
     (caps, access)

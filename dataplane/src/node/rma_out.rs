@@ -120,7 +120,7 @@ impl TxWrs {
     /// position in its range up to which it reads.
     pub(super) fn emit_read(&mut self, pulls: &Pulls, idx: PullIdx, out: &mut [u8]) -> usize {
         let pull = &pulls[idx];
-        let (w, offset, len) = (pull.wr, pull.asked, pull.requesting);
+        let (w, offset, len) = (pull.wr, pull.requested, pull.requesting);
         let last = offset + u64::from(len) == pull.want;
         let range = self.rma_mut(w).next_range();
         let done = self.rma_of(w).done;

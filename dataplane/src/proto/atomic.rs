@@ -128,7 +128,7 @@ mod tests {
         }
     }
 
-    /// Goal: cell by cell what B.2 says, each of 3 x 20 x 20.
+    /// Goal: the table equals B.2 in each of 3 x 20 x 20 cells.
     #[test]
     #[cfg(target_arch = "x86_64")]
     fn the_table_is_the_groups() {
@@ -147,7 +147,7 @@ mod tests {
         }
     }
 
-    /// Goal: docs/atomics.md promises what the table does, and says the sizes.
+    /// Goal: the document lists the pairs of the table, and the sizes.
     #[test]
     #[cfg(target_arch = "x86_64")]
     fn the_document_is_the_table() {

@@ -144,7 +144,7 @@ pub struct Matcher<const N: usize = BUCKETS> {
     /// and number of others that are no longer posted. The third wraps.
     seq: u64,
     taken: u64,
-    gone: u32,
+    unlinked: u32,
     /// Number of posted receives that are not simple, ignore bits or name a source; plus [`SHUT`].
     /// While this is 0, the first receive of a tag takes the next message with that tag.
     special: u32,
@@ -169,7 +169,7 @@ impl<const N: usize> Matcher<N> {
             wild: List::new(),
             seq: 0,
             taken: 0,
-            gone: 0,
+            unlinked: 0,
             special: 0,
             unexpected: Table::new(),
             arrivals: List::new(),
@@ -390,12 +390,12 @@ impl<const N: usize> Matcher<N> {
         } else {
             self.wild.remove(pool, idx);
         }
-        self.gone = self.gone.wrapping_add(1);
+        self.unlinked = self.unlinked.wrapping_add(1);
     }
 
     /// Receives posted.
     pub fn posted_len(&self) -> usize {
-        (self.seq.wrapping_sub(self.taken) as u32).wrapping_sub(self.gone) as usize
+        (self.seq.wrapping_sub(self.taken) as u32).wrapping_sub(self.unlinked) as usize
     }
 
     /// The first receive in posting order for which `f` is true. Checks all buckets and receives,
@@ -747,8 +747,8 @@ mod tests {
         ]
     }
 
-    /// What one matcher holds, in two vectors in order. The number of a receive or message is what
-    /// tells it from its likes.
+    /// The content of one matcher, in two vectors in order. A number identifies each receive and
+    /// message.
     #[derive(Default)]
     struct Model {
         posted: Vec<(u64, u64, Src, usize)>,
@@ -1002,7 +1002,7 @@ mod tests {
             for i in 0..DEPTH {
                 matcher.post(&mut pool, tag_of(i), 0, Src::ANY, i).unwrap();
             }
-            // A younger wildcard costs the one comparison that tells that it is younger.
+            // A younger wildcard costs one comparison, that of the sequence numbers.
             matcher.post(&mut pool, 0, u64::MAX, Src::ANY, DEPTH).unwrap();
             let (mut sum, mut worst) = (0, 0);
             for i in 0..DEPTH {

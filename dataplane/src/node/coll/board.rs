@@ -428,7 +428,7 @@ impl Group {
         let BoardState::Attached(calls) = &self.shared else { return None };
         calls.callers().next()?;
         (0..).zip(&self.members).find_map(|(rank, m)| {
-            let err = m.gone?;
+            let err = m.lost?;
             (rank != self.me && calls.awaits(rank)).then_some(err)
         })
     }

@@ -370,8 +370,8 @@ impl Node {
 
 /// The parameters that members must agree on in a call, in 32 bits.
 fn signature(shape: &Shape, reduce: Option<(AtomicOp, Datatype)>) -> u32 {
-    let what = reduce.map_or(0xffff, |(op, ty)| (op as u64) << 8 | ty as u64);
-    let kind = (shape.kind as u64) << 16 | what;
+    let op_ty = reduce.map_or(0xffff, |(op, ty)| (op as u64) << 8 | ty as u64);
+    let kind = (shape.kind as u64) << 16 | op_ty;
     let mut hash = mix(mix(kind, shape.count), shape.size);
     if shape.kind.has_root() {
         hash = mix(hash, u64::from(shape.root) + 1);

@@ -32,8 +32,8 @@ pub(super) fn data_tag(gid: u32, seq: u16, step: u16) -> u64 {
 }
 
 /// The tag of a control message.
-pub(super) fn control_tag(gid: u32, what: u64) -> u64 {
-    u64::from(gid) << 32 | KIND_CONTROL << KIND_SHIFT | what
+pub(super) fn control_tag(gid: u32, kind: u64) -> u64 {
+    u64::from(gid) << 32 | KIND_CONTROL << KIND_SHIFT | kind
 }
 
 /// The group id, the call's sequence number and the message kind in a tag.

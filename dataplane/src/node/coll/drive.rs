@@ -290,7 +290,7 @@ impl Node {
         }
         let Some(o) = self.coll.op_of(err.cqe.op_context) else { return };
         let g = self.coll.ops[o].group;
-        let why = match err.err {
+        let reason = match err.err {
             Error::Trunc => DISAGREE,
             // An operation that this node cancelled itself says nothing about the member.
             other => other,
@@ -299,7 +299,7 @@ impl Node {
         if err.cqe.flags.contains(CqFlags::SEND) {
             op.sends = op.sends.saturating_sub(1);
         }
-        self.abort_group(now, g, why);
+        self.abort_group(now, g, reason);
     }
 
     /// Processes a control message of a sender that is in no group of this node (yet).
@@ -349,7 +349,7 @@ impl Node {
         let group = &self.coll.groups[g];
         let member = group.members[comm.rank as usize];
         let (side, tag) = (group.side, data_tag(group.gid, op.seq, comm.step));
-        if let Some(err) = member.gone {
+        if let Some(err) = member.lost {
             // An early message of that member may be stored.
             let from = self.peers[member.peer].src(member.peer, member.ep);
             let matcher = &self.eps[side.0.idx()].matcher[MsgKind::Tagged as usize];
@@ -408,7 +408,7 @@ impl Node {
         let g = op.group;
         let group = &self.coll.groups[g];
         let member = group.members[comm.rank as usize];
-        if let Some(err) = member.gone {
+        if let Some(err) = member.lost {
             self.abort_group(now, g, err);
             return PostOutcome::Ended;
         }
@@ -427,8 +427,8 @@ impl Node {
             no_completion: inject,
         };
         let sink = &mut |frame: &TxFrame<'_>| out.send(frame);
-        let gone = self.try_send(side, &mut req, sink, || now);
-        let posted = if gone { Ok(()) } else { self.post_send(now, side, req) };
+        let sent = self.try_send(side, &mut req, sink, || now);
+        let posted = if sent { Ok(()) } else { self.post_send(now, side, req) };
         match posted {
             Ok(()) => {}
             Err(Error::Again) => return PostOutcome::NoRoom,

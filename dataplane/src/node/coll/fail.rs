@@ -305,7 +305,7 @@ impl Node {
             let awaited: Vec<u32> = (0..group.members.len() as u32)
                 .filter(|&rank| {
                     let m = &group.members[rank as usize];
-                    let is_other = rank != group.me && m.gone.is_none();
+                    let is_other = rank != group.me && m.lost.is_none();
                     // A member that computes receives nothing meanwhile.
                     is_other
                         && !m.is_asked
@@ -373,7 +373,7 @@ impl Node {
         &mut self,
         now: Instant,
         (side, to): (EpId, EpAddr),
-        (gid, what): (u32, u64),
+        (gid, control): (u32, u64),
         err: Error,
     ) {
         // `name_members` takes the endpoint's address, not its side's.
@@ -386,24 +386,24 @@ impl Node {
         if !self.coll.owed.is_empty() || !named.iter().all(takes) {
             return self.objects().unname_members(&named);
         }
-        let (tag, data) = (control_tag(gid, what), err.fi_errno() as u64);
+        let (tag, data) = (control_tag(gid, control), err.fi_errno() as u64);
         self.coll.owed.extend(named.iter().map(|m| (side, m.side, tag, data)));
         self.coll.left_members.extend(named);
         self.send_owed(now);
     }
 
     /// Notifies the members that a group has ended or that this member leaves it.
-    fn notify_group(&mut self, now: Instant, g: GroupIdx, what: u64, err: Error) {
+    fn notify_group(&mut self, now: Instant, g: GroupIdx, control: u64, err: Error) {
         let group = &self.coll.groups[g];
         let (n, me) = (group.members.len(), group.me as usize);
-        let (side, tag) = (group.side, control_tag(group.gid, what));
+        let (side, tag) = (group.side, control_tag(group.gid, control));
         let mut to: Vec<usize> = if n <= FLOOD_ALL {
             (0..n).collect()
         } else {
             let steps = (0..n.ilog2() + 1).map(|i| 1_usize << i).filter(|&far| far < n);
             steps.flat_map(|far| [(me + far) % n, (me + n - far) % n]).collect()
         };
-        if n > FLOOD_ALL && what == LEAVE {
+        if n > FLOOD_ALL && control == LEAVE {
             let open = |m: &Member| self.peers[m.peer].state == crate::node::peer::State::Open;
             to.extend((0..n).filter(|&rank| open(&group.members[rank])));
         }
@@ -412,7 +412,7 @@ impl Node {
         let data = err.fi_errno() as u64;
         for rank in to {
             let m = group.members[rank];
-            if rank != me && m.gone.is_none() {
+            if rank != me && m.lost.is_none() {
                 self.coll.owed.push_back((side, m.side, tag, data));
             }
         }
@@ -451,7 +451,7 @@ impl Node {
             for g in groups {
                 let Some(group) = self.coll.groups.get(g) else { continue };
                 let gone: Vec<(PeerIdx, u16)> = (group.members.iter())
-                    .filter(|m| m.peer == p && m.gone.is_none())
+                    .filter(|m| m.peer == p && m.lost.is_none())
                     .map(|m| (m.peer, m.ep))
                     .collect();
                 for member in gone {
@@ -468,15 +468,15 @@ impl Node {
         &mut self,
         now: Instant,
         g: GroupIdx,
-        who: (PeerIdx, u16),
+        gone: (PeerIdx, u16),
         err: Error,
     ) {
         let group = &mut self.coll.groups[g];
         let side = group.side.0.idx();
         let mut rank = NONE;
         for (i, m) in (0..).zip(&mut group.members) {
-            if (m.peer, m.ep) == who && i != group.me {
-                m.gone = Some(err);
+            if (m.peer, m.ep) == gone && i != group.me {
+                m.lost = Some(err);
                 group.is_whole = false;
                 rank = i;
             }
@@ -484,10 +484,10 @@ impl Node {
         if rank == NONE {
             return;
         }
-        let from = self.peers[who.0].src(who.0, who.1);
+        let from = self.peers[gone.0].src(gone.0, gone.1);
         let gid = group.gid;
         self.drive_again(now, g);
-        let waits = |op: &Op| op.group == g && op.waits.contains(&who.0);
+        let waits = |op: &Op| op.group == g && op.waits.contains(&gone.0);
         let waited = self.coll.ops.iter().any(|(_, op)| waits(op));
         // The awaited member may be another endpoint of the same peer.
         let posted = self.eps[side].matcher[MsgKind::Tagged as usize]

@@ -383,7 +383,7 @@ struct Member {
     peer: PeerIdx,
     ep: u16,
     /// The member has died or left: no more messages come from it.
-    gone: Option<Error>,
+    lost: Option<Error>,
     /// An ASK to the member is in progress.
     is_asked: bool,
 }
@@ -677,7 +677,7 @@ impl Node {
             };
             let peer =
                 self.avs[av.0.idx()].av.lookup(side).map_or(PeerIdx::NONE, |entry| entry.peer);
-            members.push(Member { side, peer, ep: addr.ep, gone: None, is_asked: false });
+            members.push(Member { side, peer, ep: addr.ep, lost: None, is_asked: false });
         }
         Ok(members)
     }

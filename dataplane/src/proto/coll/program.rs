@@ -540,9 +540,9 @@ impl RoundBuilder<'_> {
         let Some(stride) = self.stride(k) else { return false };
         let (me, n) = (self.s.me, self.s.n);
         for i in 1..k {
-            let Some(far) = i.checked_mul(stride).filter(|&far| far < n) else { break };
-            self.recv((me + n - far) % n, self.level, Slice::EMPTY);
-            self.send((me + far) % n, self.level, Slice::EMPTY);
+            let Some(dist) = i.checked_mul(stride).filter(|&dist| dist < n) else { break };
+            self.recv((me + n - dist) % n, self.level, Slice::EMPTY);
+            self.send((me + dist) % n, self.level, Slice::EMPTY);
         }
         true
     }
@@ -622,9 +622,9 @@ impl RoundBuilder<'_> {
             self.out.before.push(Local::copy(own, to, len));
         }
         for i in 1..k {
-            let Some(far) = i.checked_mul(held).filter(|&far| far < n) else { break };
-            let count = held.min(n - far);
-            let (left, right) = ((me + n - far) % n, (me + far) % n);
+            let Some(dist) = i.checked_mul(held).filter(|&dist| dist < n) else { break };
+            let count = held.min(n - dist);
+            let (left, right) = ((me + n - dist) % n, (me + dist) % n);
             self.recv(right, self.level, parts.ring(right, count));
             self.send(left, self.level, parts.ring(me, count));
         }
@@ -798,8 +798,8 @@ impl RoundBuilder<'_> {
         }
         let mut used = 0;
         for d in 1..k {
-            let Some(far) = d.checked_mul(stride).filter(|&far| far < n) else { break };
-            let runs = BlockRuns::new(n, far, stride, stride.saturating_mul(k));
+            let Some(dist) = d.checked_mul(stride).filter(|&dist| dist < n) else { break };
+            let runs = BlockRuns::new(n, dist, stride, stride.saturating_mul(k));
             let bytes = at(runs.blocks());
             runs.each(len, |block, offset, run| {
                 let from = work.plus(at(block));
@@ -807,8 +807,8 @@ impl RoundBuilder<'_> {
                 let to = work.plus(at(block));
                 self.out.after.push(run.copy(arrived.plus(used + offset), to, true));
             });
-            self.recv((me + n - far) % n, self.level, Slice::one(arrived.plus(used), bytes));
-            self.send((me + far) % n, self.level, Slice::one(packed.plus(used), bytes));
+            self.recv((me + n - dist) % n, self.level, Slice::one(arrived.plus(used), bytes));
+            self.send((me + dist) % n, self.level, Slice::one(packed.plus(used), bytes));
             used += bytes;
         }
         if stride.checked_mul(k).is_none_or(|next| next >= n) {
@@ -872,8 +872,8 @@ struct Run {
 impl Run {
     /// A copy from runs to contiguous bytes, or back if `spread`.
     fn copy(&self, from: Place, to: Place, spread: bool) -> Local {
-        let (together, apart) = (self.bytes as i64, self.period as i64);
-        let (from_step, to_step) = if spread { (together, apart) } else { (apart, together) };
+        let (bytes, period) = (self.bytes as i64, self.period as i64);
+        let (from_step, to_step) = if spread { (bytes, period) } else { (period, bytes) };
         let count = u64::from(self.count);
         Local::Copy { from, to, len: self.bytes, count, from_step, to_step }
     }
