@@ -154,7 +154,7 @@ impl Vacant for Ep {
 
 impl Ep {
     /// The slot that no endpoint uses: the value of an unused endpoint number.
-    pub(super) const NOBODY: EpIdx = EpIdx::of(0);
+    pub(super) const UNUSED_SLOT: EpIdx = EpIdx::of(0);
 
     /// A record that is not enabled.
     fn new(number: u16, attr: &EpAttr) -> Self {
@@ -403,7 +403,7 @@ impl Eps {
     pub fn set_number(&mut self, ep: EpId, number: u16) -> Result<()> {
         let e = self.by_handle(ep.0).ok_or(Error::BadFd)?;
         let (enabled, old) = (e.enabled, e.number);
-        if e.sharers.is_some() || self.is_kept(old) {
+        if e.sharers.is_some() || self.is_reserved(old) {
             return Err(Error::Invalid("a context has no address of its own"));
         }
         if enabled {
@@ -415,7 +415,7 @@ impl Eps {
         if self.is_taken(number) {
             return Err(Error::AddrInUse);
         }
-        self.numbers.set(old, Ep::NOBODY);
+        self.numbers.set(old, Ep::UNUSED_SLOT);
         self.numbers.set(number, ep.0.idx());
         let e = &mut self[ep.0.idx()];
         (e.number, e.counters.number) = (number, number);
@@ -552,7 +552,7 @@ impl Node {
         let e = self.eps.free(idx);
         // A transmit context's number belongs to its scalable endpoint.
         if self.eps.slot(e.number) == idx {
-            self.eps.numbers.set(e.number, Ep::NOBODY);
+            self.eps.numbers.set(e.number, Ep::UNUSED_SLOT);
         }
         self.objects().unbind(&e);
         Ok(())
@@ -691,7 +691,7 @@ impl Objects<'_> {
     /// Marks queue `cq` as one that something waits for room in: until it has been served, no
     /// endpoint reserves entries in advance.
     #[cold]
-    pub(super) fn starve_queue(&mut self, cq: CqIdx) {
+    pub(super) fn mark_starved(&mut self, cq: CqIdx) {
         self.due.todo |= Todo::ROOM;
         let table = &mut self.cqs[cq];
         table.cq_blocked = true;

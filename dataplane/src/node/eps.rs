@@ -89,7 +89,7 @@ impl Eps {
         self.make_room(cqs, cq);
     }
 
-    /// The slot of the endpoint with this number, or [`Ep::NOBODY`].
+    /// The slot of the endpoint with this number, or [`Ep::UNUSED_SLOT`].
     #[inline(always)]
     pub(crate) fn slot(&self, number: u16) -> EpIdx {
         self.numbers.ep(number)

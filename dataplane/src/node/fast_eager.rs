@@ -376,12 +376,12 @@ impl Node {
         if frame.is_marked() {
             self.note_mark(now, frame);
         }
-        self.on_frame_far(now, frame);
+        self.on_frame_plain(now, frame);
     }
 
     /// Processes a frame on a lossy port; a sealed frame has been opened.
     #[inline(never)]
-    pub(super) fn on_frame_far(&mut self, now: Instant, frame: &RxFrame<'_>) {
+    pub(super) fn on_frame_plain(&mut self, now: Instant, frame: &RxFrame<'_>) {
         let crc = self.port.far.has_crc();
         let taken = match EagerMsg::is_kind_of(frame, crc) {
             true => self.rx_eager::<true>(now, frame),

@@ -154,7 +154,7 @@ impl Fetch {
     /// Checks a request shape and caches it in `ep`. `None`, and nothing changed, if it is invalid
     /// or not for the fast path. (Its arguments fit the argument registers.)
     #[inline(never)]
-    fn renew(
+    fn cache_shape(
         ep: &mut Ep,
         kind: AtomicKind,
         op: u32,
@@ -239,7 +239,8 @@ impl FastRequest for FastAtomic<'_> {
     #[inline(always)]
     fn fits(&self, ep: &mut Ep) -> bool {
         let &Self { kind, op, ty, call: FastCall { range, flags, .. }, .. } = self;
-        (ep.fetch.is_of(self) || cold(Fetch::renew(ep, kind, op, ty, range.len, flags).is_some()))
+        (ep.fetch.is_of(self)
+            || cold(Fetch::cache_shape(ep, kind, op, ty, range.len, flags).is_some()))
             && self.has_memory(&ep.fetch)
     }
 

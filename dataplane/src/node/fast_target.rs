@@ -295,7 +295,7 @@ impl Node {
             }
         } else {
             cold(());
-            self.responder().answer_soon(p, op.reply_to, (slot, old.kept()));
+            self.responder().queue_answer(p, op.reply_to, (slot, old.kept()));
         }
         if !E::COMMON && self.target.grants[slot].counted {
             cold(());
@@ -331,7 +331,7 @@ impl Node {
                 free && flying < peer.snd.limit() && out.send_in_place(&to) == Tx::Sent
             });
             let Some(peer) = sent else {
-                self.responder().answer_later(i);
+                self.responder().defer_answer(i);
                 continue;
             };
             self.counters.tx_frames += 1;
@@ -349,7 +349,7 @@ impl Responder<'_> {
     /// Keeps an answer until the end of the burst, or, if it is long, for the next
     /// [`transmit`](Node::transmit).
     #[inline(never)]
-    fn answer_soon(
+    fn queue_answer(
         &mut self,
         p: PeerIdx,
         reply_to: wire::ReplyTo,
@@ -467,7 +467,7 @@ impl Responder<'_> {
     /// Moves an answer to `Node::responses`. Dropped if the session has ended: then the initiator
     /// has ended the operation.
     #[cold]
-    fn answer_later(&mut self, i: usize) {
+    fn defer_answer(&mut self, i: usize) {
         let Answer { peer, sid, reply_to, values } = self.target.answers[i];
         if self.objects.peers.get(peer).is_none_or(|peer| peer.sid != sid) {
             return;

@@ -264,8 +264,8 @@ impl Node {
                 self.due.make_ready(&mut self.peers, p);
             }
             Ty::Probe => self.control().on_probe(p, frame, base),
-            // Ack: handled by `on_packet`; Open and Rst: by `on_sessionless`, since their session does
-            // not exist; Who and Mcast: by `on_frame_slow`.
+            // Ack: handled by `on_packet`; Open and Rst: by `on_sessionless`, since their session
+            // does not exist; Who and Mcast: by `on_frame_slow`.
             Ty::Ack | Ty::Open | Ty::Rst | Ty::Who | Ty::Mcast => {}
             // Reliable types: handled by `on_op`.
             Ty::Msg

@@ -375,7 +375,7 @@ impl Node {
             return self.send_group(now, p, w, out);
         }
         if wr.sent > 0 {
-            return self.send_pieces(now, (p, w), most, out);
+            return self.send_eager_segments(now, (p, w), most, out);
         }
         let cost = units(wr.len);
         let credits = self.peers[p].credits();
@@ -393,7 +393,7 @@ impl Node {
         } else if pull || short {
             self.sending().send_announcement(now, p, w, out)
         } else if !small {
-            self.send_pieces(now, (p, w), most, out)
+            self.send_eager_segments(now, (p, w), most, out)
         } else if wr.len <= PACK_MSG_MAX && self.tx.packs_next(w) && !self.packs.free.is_empty() {
             self.send_pack(now, p, out)
         } else {
@@ -432,7 +432,7 @@ impl Node {
     }
 
     /// Sends the next segments of a long eager message, at most `most`.
-    fn send_pieces(
+    fn send_eager_segments(
         &mut self,
         now: Instant,
         (p, w): (PeerIdx, TxIdx),

@@ -322,7 +322,7 @@ impl Operations<'_> {
         let (ends, buf, flags) = ((wr.ep, wr.peer), wr.pack_buf(), send_flags(wr.flags));
         for i in 0..self.packs.notes[buf.at()].len() {
             let note = self.packs.notes[buf.at()][i];
-            self.objects.fail_note(ends, flags, note, err, prov_errno);
+            self.objects.fail_packed(ends, flags, note, err, prov_errno);
         }
     }
 
@@ -350,7 +350,7 @@ impl Operations<'_> {
         let peer = &mut self.objects.peers[p];
         peer.credit_used = peer.credit_used.wrapping_sub(cost);
         self.objects.eps[e].tx_used -= 1;
-        self.objects.fail_note((e, p), flags, note, Error::Canceled, ProvErrno::NotExecuted);
+        self.objects.fail_packed((e, p), flags, note, Error::Canceled, ProvErrno::NotExecuted);
         true
     }
 
@@ -433,7 +433,7 @@ impl Objects<'_> {
     }
 
     /// Writes the error completion of a packed message of endpoint `e` to a peer.
-    fn fail_note(
+    fn fail_packed(
         &mut self,
         (e, p): (EpIdx, PeerIdx),
         flags: CqFlags,

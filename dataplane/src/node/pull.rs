@@ -138,7 +138,7 @@ impl Pulls {
         let pull = &mut self[idx];
         let left = pull.requested - pull.got + u64::from(pull.requesting);
         (pull.got, pull.requesting) = (pull.requested, 0);
-        self.unwait(peer, idx);
+        self.cancel_wait(peer, idx);
         self.settled(peer, left);
     }
 
@@ -158,7 +158,7 @@ impl Pulls {
     }
 
     /// Removes a pull from the queue for room.
-    pub(super) fn unwait(&mut self, peer: &mut Peer, idx: PullIdx) {
+    pub(super) fn cancel_wait(&mut self, peer: &mut Peer, idx: PullIdx) {
         if std::mem::take(&mut self[idx].waiting) {
             peer.pull_wait.remove(self, idx);
         }
@@ -389,7 +389,7 @@ impl PullEngine<'_> {
             let peer = &mut self.peers[p];
             if self.pulls.has_room_for(peer) {
                 let idx = peer.pull_wait.head;
-                self.pulls.unwait(peer, idx);
+                self.pulls.cancel_wait(peer, idx);
                 self.request(idx);
             }
         }

@@ -183,7 +183,7 @@ impl Reassemblies {
     }
 
     /// Discards the rest of the unfinished message of `peer`.
-    pub(super) fn forget_rest(&mut self, peer: &Peer) {
+    pub(super) fn discard_rest(&mut self, peer: &Peer) {
         if let Some(partial) = self.get_mut(peer.reassembly) {
             partial.to = ReassemblyDst::Nowhere;
         }
@@ -396,7 +396,7 @@ impl Receiving<'_> {
         self.sessions.cqs[cq].cq_blocked = false;
         let now = self.sessions.turn.polled_at;
         self.sessions.objects().retry_late_completions(cq);
-        self.sessions.objects().end_waiting();
+        self.sessions.objects().end_waiting_receives();
         if self.sessions.port.gone {
             self.sessions.objects().srx_port_gone();
         }
@@ -602,7 +602,7 @@ impl Objects<'_> {
         self.eps.make_room(self.cqs, cq);
         if self.eps[e].cq_blocked || !self.cqs[cq].cq.try_push(cqe) {
             self.eps[e].set_cq_blocked(true);
-            self.starve_queue(cq);
+            self.mark_starved(cq);
             return;
         }
         let ep = &mut self.eps[e];
@@ -715,7 +715,7 @@ impl Objects<'_> {
         let cq = self.eps[e].rx_cq;
         if !self.cqs[cq].cq.reserve() {
             self.eps[e].set_cq_blocked(true);
-            self.starve_queue(cq);
+            self.mark_starved(cq);
             return Target::Store;
         }
         let ep = &mut self.eps[e];

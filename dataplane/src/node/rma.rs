@@ -389,7 +389,7 @@ impl Operations<'_> {
         }
         let rma = self.tx.rma.free(r);
         if rma.pull != PullIdx::NONE {
-            self.orphan_read(rma.pull);
+            self.abandon_read(rma.pull);
         }
         if let RmaKind::Atomic(AtomicWr { operands, .. }) = rma.kind {
             self.spare.keep(operands);

@@ -140,13 +140,13 @@ impl Operations<'_> {
     }
 
     /// Abandons read `idx`: its outstanding bytes are still expected, and discarded.
-    pub(crate) fn orphan_read(&mut self, idx: PullIdx) {
+    pub(crate) fn abandon_read(&mut self, idx: PullIdx) {
         let pull = &mut self.pulls[idx];
         pull.wr = TxIdx::NONE;
         let (p, requesting) = (pull.peer, std::mem::take(&mut pull.requesting));
         self.pulls.settled(&mut self.objects.peers[p], u64::from(requesting));
         self.pulls.dequeue(&mut self.objects.peers[p], idx);
-        self.pulls.unwait(&mut self.objects.peers[p], idx);
+        self.pulls.cancel_wait(&mut self.objects.peers[p], idx);
         // Any byte of the operation may still arrive.
         self.free_if_idle(idx);
         // The read requests no more bytes: other pulls may use its room in the window.
@@ -723,7 +723,7 @@ impl Objects<'_> {
             let table = &mut self.cqs[cq];
             if !table.rest.late.is_empty() || !table.cq.try_push(cqe) {
                 table.rest.late.push_back(LateCompletion { ep: e, peer: p, inc, src_ep, cqe });
-                self.starve_queue(cq);
+                self.mark_starved(cq);
                 self.peers[p].unexpected += 1;
                 return;
             }
@@ -741,7 +741,7 @@ impl Objects<'_> {
             self.eps.make_room(self.cqs, cq);
             let table = &mut self.cqs[cq];
             if !table.cq.try_push(cqe) {
-                self.starve_queue(cq);
+                self.mark_starved(cq);
                 return;
             }
             table.rest.late.pop_front();

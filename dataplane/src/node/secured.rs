@@ -519,7 +519,7 @@ impl Node {
                 if frame.is_marked() {
                     self.note_mark(now, &opened);
                 }
-                self.on_frame_far(now, &opened);
+                self.on_frame_plain(now, &opened);
             }
         } else {
             self.counters.rx_no_buffer += 1;

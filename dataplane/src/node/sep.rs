@@ -22,9 +22,9 @@ const SEPS: usize = 4096;
 /// The endpoint of each number.
 #[derive(Debug)]
 pub(crate) struct Numbers {
-    /// Endpoint slot by number, [`NOBODY`](super::ep::Ep::NOBODY) if the number is unused: zero
-    /// pages that the kernel supplies on first touch. The table has an entry for every number, so a
-    /// look-up needs no bounds check.
+    /// Endpoint slot by number, [`UNUSED_SLOT`](super::ep::Ep::UNUSED_SLOT) if the number is
+    /// unused: zero pages that the kernel supplies on first touch. The table has an entry for every
+    /// number, so a look-up needs no bounds check.
     at: Box<[u32; 1 << 16]>,
     /// Numbers reserved by scalable endpoints.
     kept: Slab<Sep, (), SepIdx>,
@@ -32,20 +32,20 @@ pub(crate) struct Numbers {
 
 impl Default for Numbers {
     fn default() -> Self {
-        let at: Box<[_]> = vec![Ep::NOBODY.get(); 1 << 16].into();
+        let at: Box<[_]> = vec![Ep::UNUSED_SLOT.get(); 1 << 16].into();
         let at = at.try_into().expect("they are as many");
         Self { at, kept: Slab::with_capacity(SEPS) }
     }
 }
 
 impl Numbers {
-    /// The endpoint with this number, or [`Ep::NOBODY`].
+    /// The endpoint with this number, or [`Ep::UNUSED_SLOT`].
     #[inline(always)]
     pub(super) fn ep(&self, number: u16) -> EpIdx {
         EpIdx::of(self.at[usize::from(number)])
     }
 
-    /// Assigns the number to `ep`, or frees it ([`NOBODY`](Ep::NOBODY)).
+    /// Assigns the number to `ep`, or frees it ([`UNUSED_SLOT`](Ep::UNUSED_SLOT)).
     pub(super) fn set(&mut self, number: u16, ep: EpIdx) {
         self.at[usize::from(number)] = ep.get();
     }
@@ -144,7 +144,7 @@ impl Eps {
             return Err(Error::Invalid("index: the scalable endpoint has fewer contexts"));
         }
         let number = first + idx as u16;
-        if self.slot(number) != Ep::NOBODY {
+        if self.slot(number) != Ep::UNUSED_SLOT {
             return Err(Error::Busy);
         }
         let attr = EpAttr { caps: receive_caps(attr.caps), ..attr };
@@ -169,11 +169,11 @@ impl Eps {
 
     /// Whether an endpoint has this number, or a scalable endpoint reserves it.
     pub(super) fn is_taken(&self, number: u16) -> bool {
-        self.slot(number) != Ep::NOBODY || self.is_kept(number)
+        self.slot(number) != Ep::UNUSED_SLOT || self.is_reserved(number)
     }
 
     /// Whether a scalable endpoint reserves the number.
-    pub(super) fn is_kept(&self, number: u16) -> bool {
+    pub(super) fn is_reserved(&self, number: u16) -> bool {
         self.numbers.kept.iter().any(|(_, sep)| sep.has(number))
     }
 

@@ -214,7 +214,7 @@ impl Objects<'_> {
             return None;
         }
         self.eps[s].matcher[kind].unlink_posted(&mut self.posted.pool, recv);
-        self.hand_over(recv, e);
+        self.transfer_recv(recv, e);
         Some(recv)
     }
 
@@ -225,13 +225,13 @@ impl Objects<'_> {
         self.eps.make_room(self.cqs, cq);
         let room = self.cqs[cq].cq.reserve();
         if !room {
-            self.starve_queue(cq);
+            self.mark_starved(cq);
         }
         room
     }
 
     /// Transfers a receive of a context to endpoint `e`.
-    fn hand_over(&mut self, recv: RecvIdx, e: EpIdx) {
+    fn transfer_recv(&mut self, recv: RecvIdx, e: EpIdx) {
         let from = self.posted[recv].payload.ep;
         let to = if self.eps[from].deferred_for == EpIdx::NONE {
             e
@@ -281,7 +281,7 @@ impl Objects<'_> {
     ) -> bool {
         let Some(e) = self.sharer_with_room(s) else { return false };
         self.eps[s].matcher[kind as usize].unlink_posted(&mut self.posted.pool, recv);
-        self.hand_over(recv, e);
+        self.transfer_recv(recv, e);
         self.fail_recv(recv, err);
         true
     }
@@ -300,17 +300,17 @@ impl Objects<'_> {
         if is_shared {
             self.eps[s].matcher[kind as usize].unlink_posted(&mut self.posted.pool, recv);
             self.observed.losses.unended.push(EndedRecv { srx: s, recv, err });
-            self.end_waiting();
+            self.end_waiting_receives();
         }
         is_shared
     }
 
     /// Ends the receives that wait for room, as far as there is room now.
-    pub(super) fn end_waiting(&mut self) {
+    pub(super) fn end_waiting_receives(&mut self) {
         for one in std::mem::take(&mut self.observed.losses.unended) {
             match self.sharer_with_room(one.srx) {
                 Some(e) => {
-                    self.hand_over(one.recv, e);
+                    self.transfer_recv(one.recv, e);
                     self.fail_recv(one.recv, one.err);
                 }
                 None => self.observed.losses.unended.push(one),

@@ -60,7 +60,7 @@ pub struct Here {
 struct Query {
     nonce: u64,
     service: u16,
-    answers_to: Vec<Here>,
+    answers: Vec<Here>,
 }
 
 /// The names of this node, and its open queries.
@@ -83,7 +83,7 @@ impl Names {
     /// The answers received to a query.
     pub fn answers_to(&self, question: u64) -> &[Here] {
         let query = self.queries.iter().find(|query| query.nonce == question);
-        query.map_or(&[], |query| &query.answers_to)
+        query.map_or(&[], |query| &query.answers)
     }
 
     /// Ends a query: later answers are dropped.
@@ -93,7 +93,7 @@ impl Names {
 
     /// The service number that `service` selects, if this node serves it.
     fn served(&self, eps: &Eps, service: u16) -> Option<u16> {
-        let is_there = |n: u16| eps.slot(n) != Ep::NOBODY;
+        let is_there = |n: u16| eps.slot(n) != Ep::UNUSED_SLOT;
         let matches = |n: &u16| (service == 0 || *n == service) && is_there(*n);
         self.services.iter().copied().find(matches)
     }
@@ -124,9 +124,9 @@ impl Names {
             query.nonce == op.nonce && (query.service == 0 || query.service == op.service)
         });
         match query {
-            Some(query) if query.answers_to.contains(&here) => true,
-            Some(query) if query.answers_to.len() < HERES_MAX => {
-                query.answers_to.push(here);
+            Some(query) if query.answers.contains(&here) => true,
+            Some(query) if query.answers.len() < HERES_MAX => {
+                query.answers.push(here);
                 true
             }
             _ => false,
@@ -174,7 +174,7 @@ impl Control<'_> {
             if self.names.queries.len() >= QUESTIONS_MAX {
                 return None;
             }
-            self.names.queries.push(Query { nonce, service, answers_to: Vec::new() });
+            self.names.queries.push(Query { nonce, service, answers: Vec::new() });
         }
         for &host in hosts {
             let query = WhoOp { nonce, here: false, host, service, versions: VERSIONS };

@@ -581,12 +581,12 @@ impl NodeCounters {
 impl Node {
     /// Registers group `g`, whose first call waits after [`Group::add_call`].
     #[inline(always)]
-    pub(super) fn call_waits(&mut self, g: GroupIdx) {
+    pub(super) fn register_waiting_call(&mut self, g: GroupIdx) {
         self.coll.on_boards.push(g);
         self.coll.asks_at.get_or_insert(self.turn.polled_at + ASK_NS);
         if !self.coll.groups[g].is_whole {
             cold(());
-            self.drive_again(self.turn.polled_at, g);
+            self.drive_group(self.turn.polled_at, g);
         }
     }
 
@@ -649,7 +649,7 @@ impl Node {
 
     /// [`drive_boards`](Self::drive_boards) for one group.
     #[inline(never)]
-    pub(super) fn drive_again(&mut self, now: Instant, g: GroupIdx) {
+    pub(super) fn drive_group(&mut self, now: Instant, g: GroupIdx) {
         if !self.drive_board(now, g) {
             self.coll.on_boards.retain(|&other| other != g);
         }

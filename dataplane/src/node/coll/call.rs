@@ -217,13 +217,13 @@ impl Group {
         let known = &self.checked;
         if (known.what, known.count, known.root) != (call.what, call.count, call.root) {
             cold(());
-            self.check_anew(call.what, call.count, call.root)?;
+            self.recheck(call.what, call.count, call.root)?;
         }
         Ok(&self.checked)
     }
 
     #[inline(never)]
-    fn check_anew(&mut self, what: CallWord, count: u64, root: FiAddr) -> Result<()> {
+    fn recheck(&mut self, what: CallWord, count: u64, root: FiAddr) -> Result<()> {
         match self.state {
             GroupState::Ready => {}
             GroupState::Joining(_) => return Err(Error::OpBadState),
@@ -334,7 +334,7 @@ impl Node {
                 AddOutcome::Queued => room.take(),
                 AddOutcome::Waiting => {
                     room.take();
-                    self.call_waits(g);
+                    self.register_waiting_call(g);
                 }
             }
             return Ok(());
@@ -362,7 +362,7 @@ impl Node {
         self.coll.queue_op(o);
         // The members detect that they do not make the same call.
         if let AddOutcome::Waiting = self.coll.groups[g].add_call(None) {
-            self.call_waits(g);
+            self.register_waiting_call(g);
         }
         Ok(())
     }

@@ -29,7 +29,7 @@ use crate::types::{CqErr, Cqe, EpAddr, FI_ADDR_UNSPEC, FiAddr, Instant, Tenant};
 /// Context of a receive for control messages: this bit and the slot of the collective side.
 pub(super) const CONTROL: u64 = 1 << 63;
 
-/// Context of an ASK: this bit in addition, and [`asked`](super::fail).
+/// Context of an ASK: this bit in addition, and [`ask_context`](super::fail).
 pub(super) const ASKED: u64 = 1 << 62;
 
 /// Pause before a post that found no room is retried, nanoseconds.
@@ -138,7 +138,7 @@ impl Coll {
     }
 
     /// Drops messages stored under the number of a beginning call that do not belong to it.
-    pub(super) fn drop_foreign_early(&mut self, stored: &StoredMsgs<'_>, o: CallIdx) {
+    pub(super) fn drop_mismatched_early(&mut self, stored: &StoredMsgs<'_>, o: CallIdx) {
         let op = &self.ops[o];
         let group = &self.groups[op.group];
         let matcher = &stored.eps[group.side.0.idx()].matcher[MsgKind::Tagged as usize];
@@ -188,7 +188,7 @@ impl Coll {
     }
 
     /// Notes that a receive of a call has ended.
-    fn waits_no_more(&mut self, avs: &Avs, peers: &mut Peers, o: CallIdx, src: FiAddr) {
+    fn end_wait(&mut self, avs: &Avs, peers: &mut Peers, o: CallIdx, src: FiAddr) {
         let Some(av) = self.av else { return };
         let Some(entry) = avs[av.0.idx()].av.lookup(src) else { return };
         let peer = entry.peer;
@@ -219,8 +219,8 @@ impl Node {
         }
         let mut entries = [Cqe::default(); 32];
         loop {
-            self.take_arrived(now);
-            self.take_lost(now);
+            self.process_arrived(now);
+            self.process_lost(now);
             match self.cq_read(cq, &mut entries) {
                 Ok(n) => {
                     self.coll.taken += n as u64;
@@ -268,7 +268,7 @@ impl Node {
         } else {
             let (mark, g) = (op.mark, op.group);
             op.run.received();
-            self.coll.waits_no_more(&self.avs, &mut self.peers, o, cqe.src);
+            self.coll.end_wait(&self.avs, &mut self.peers, o, cqe.src);
             let marked = cqe.flags.contains(CqFlags::REMOTE_CQ_DATA) && cqe.data == mark;
             if !marked {
                 return self.abort_group(now, g, DISAGREE);
@@ -499,7 +499,7 @@ impl Node {
             self.coll.groups[g].state = GroupState::Ended(err);
         }
         self.coll.events.push_back(JoinEvent { ep, group: id, context, result: Ok(()) });
-        self.take_early(now, g);
+        self.apply_early_leaves(now, g);
     }
 
     /// Posts a receive for control messages.
@@ -564,7 +564,7 @@ impl Node {
 
     /// Checks the messages stored since the last turn: drops messages of unknown kinds, of ended
     /// groups, and of calls other than the one that their number names.
-    fn take_arrived(&mut self, now: Instant) {
+    fn process_arrived(&mut self, now: Instant) {
         while let Some((msg, generation)) = self.coll.arrived.pop() {
             if self.unexpected.get(msg).is_none() || self.unexpected.generation(msg) != generation {
                 continue;

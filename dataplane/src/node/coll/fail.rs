@@ -35,11 +35,11 @@ const ENDED_MAX: usize = 256;
 const GENERATIONS: u32 = (1 << 25) - 1;
 
 /// Context of an ASK: a group, its generation and the rank of the asked member.
-fn asked(g: GroupIdx, generation: u32, rank: u32) -> u64 {
+fn ask_context(g: GroupIdx, generation: u32, rank: u32) -> u64 {
     u64::from(rank) | u64::from(g.get()) << 20 | u64::from(generation & GENERATIONS) << 37
 }
 
-fn parts_of_asked(context: u64) -> (GroupIdx, u32, u32) {
+fn parts_of_ask(context: u64) -> (GroupIdx, u32, u32) {
     let (rank, g) = (context as u32 & 0xf_ffff, (context >> 20) as u32 & 0x1_ffff);
     (GroupIdx::of(g), (context >> 37) as u32 & GENERATIONS, rank)
 }
@@ -79,7 +79,7 @@ impl Coll {
     /// Notes that an ASK has ended, so that the next one may be sent. Returns the group, if it
     /// still exists, and the asked member.
     pub(super) fn on_ask_ended(&mut self, context: u64) -> Option<(GroupIdx, (PeerIdx, u16))> {
-        let (g, generation, rank) = parts_of_asked(context);
+        let (g, generation, rank) = parts_of_ask(context);
         let known = self.groups.generation(g) & GENERATIONS == generation;
         let group = self.groups.get_mut(g).filter(|_| known)?;
         let member = group.members.get_mut(rank as usize)?;
@@ -114,7 +114,7 @@ impl Node {
             self.fail_op(now, o, err);
         }
         self.objects().fail_board(g, err);
-        self.purge(now, g, gid);
+        self.discard_stored(now, g, gid);
         if joining {
             let group = GroupId(self.coll.groups.handle(g));
             self.coll.events.push_back(JoinEvent { ep, group, context, result: Err(err) });
@@ -201,7 +201,7 @@ impl Node {
             if let Some(recv) = self.reassemblies.placing(&self.peers[p])
                 && is_ours(self, recv)
             {
-                self.reassemblies.forget_rest(&self.peers[p]);
+                self.reassemblies.discard_rest(&self.peers[p]);
                 self.objects().cancel_placing(recv);
             }
         }
@@ -217,7 +217,7 @@ impl Node {
     }
 
     /// Discards the stored messages of a group.
-    fn purge(&mut self, now: Instant, g: GroupIdx, gid: u32) {
+    fn discard_stored(&mut self, now: Instant, g: GroupIdx, gid: u32) {
         let side = self.coll.groups[g].side;
         self.coll.record_ended_group(side, gid, Error::Canceled);
         let side = side.0.idx();
@@ -271,7 +271,7 @@ impl Node {
     }
 
     /// Applies the early leaves to a group that has just been joined.
-    pub(super) fn take_early(&mut self, now: Instant, g: GroupIdx) {
+    pub(super) fn apply_early_leaves(&mut self, now: Instant, g: GroupIdx) {
         if self.coll.early_leaves.is_empty() {
             return;
         }
@@ -332,7 +332,7 @@ impl Node {
             dest: member.side,
             tag: control_tag(group.gid, ASK),
             data: u64::from(group.is_agreed) << 32 | u64::from(group.hash),
-            context: CONTROL | ASKED | asked(g, self.coll.groups.generation(g), rank),
+            context: CONTROL | ASKED | ask_context(g, self.coll.groups.generation(g), rank),
             // A closed endpoint is reported by the failure of the send.
             flags: OpFlags::REMOTE_CQ_DATA | OpFlags::DELIVERY_COMPLETE,
             no_completion: false,
@@ -444,7 +444,7 @@ impl Node {
         }
     }
 
-    pub(super) fn take_lost(&mut self, now: Instant) {
+    pub(super) fn process_lost(&mut self, now: Instant) {
         while let Some((p, err)) = self.coll.lost.pop() {
             self.discard_joins((p, None), None);
             let groups: Vec<GroupIdx> = self.coll.groups.iter().map(|(g, _)| g).collect();
@@ -486,7 +486,7 @@ impl Node {
         }
         let from = self.peers[gone.0].src(gone.0, gone.1);
         let gid = group.gid;
-        self.drive_again(now, g);
+        self.drive_group(now, g);
         let waits = |op: &Op| op.group == g && op.waits.contains(&gone.0);
         let waited = self.coll.ops.iter().any(|(_, op)| waits(op));
         // The awaited member may be another endpoint of the same peer.
@@ -527,10 +527,10 @@ impl Node {
         }
         let gid = self.coll.groups[g].gid;
         self.objects().fail_board(g, Error::Canceled);
-        self.purge(now, g, gid);
+        self.discard_stored(now, g, gid);
         let mut group = self.coll.groups.free(g);
-        if let Some(lives) = group.lives {
-            self.coll.note_left(lives, group.me);
+        if let Some(join_key) = group.join_key {
+            self.coll.note_left(join_key, group.me);
         }
         // Waiting control messages still use the members' addresses.
         self.coll.left_members.append(&mut group.members);

@@ -276,7 +276,7 @@ impl Coll {
         let Some(o) = self.ops.alloc(op) else { return Err(Error::Again) };
         group.seq = seq.wrapping_add(1);
         group.ops += 1;
-        self.drop_foreign_early(stored, o);
+        self.drop_mismatched_early(stored, o);
         Ok(o)
     }
 
@@ -324,10 +324,10 @@ impl Coll {
     }
 
     /// Notes that member `me` has left an application-managed group.
-    fn note_left(&mut self, lives: u64, me: u32) {
-        let Some((times, open)) = self.joined.get_mut(&(lives, me)) else { return };
+    fn note_left(&mut self, join_key: u64, me: u32) {
+        let Some((times, open)) = self.joined.get_mut(&(join_key, me)) else { return };
         *open -= 1;
-        self.counted.push_back(((lives, me), *times));
+        self.counted.push_back(((join_key, me), *times));
         if self.counted.len() > JOINED_MAX
             && let Some((group, times)) = self.counted.pop_front()
             && self.joined.get(&group) == Some(&(times, 0))
@@ -408,7 +408,7 @@ struct Group {
     ranks: Vec<(FiAddr, u32)>,
     me: u32,
     /// Key of an application-managed group in `Coll::joined`.
-    lives: Option<u64>,
+    join_key: Option<u64>,
     /// Group id, part of every tag.
     gid: u32,
     /// The members have agreed on the group id, so all of them have begun to join.
@@ -562,7 +562,7 @@ impl Node {
         let members = self.name_members(now, &addrs)?;
         // Ended sessions do not concern the new group: they were with an earlier incarnation of a
         // member, or with another peer that had the record.
-        self.take_lost(now);
+        self.process_lost(now);
         let mut ranks: Vec<_> = (0..).zip(&req.members).map(|(rank, &a)| (a, rank)).collect();
         ranks.sort_unstable();
         let until = now + self.settings.join_ns;
@@ -578,7 +578,7 @@ impl Node {
             is_whole: true,
             ranks,
             me,
-            lives: counted.map(|((lives, _), _)| lives),
+            join_key: counted.map(|((join_key, _), _)| join_key),
             gid,
             is_agreed: managed,
             hash,
@@ -608,7 +608,7 @@ impl Node {
         } else {
             let context = req.context;
             self.coll.events.push_back(JoinEvent { ep, group: id, context, result: Ok(()) });
-            self.take_early(now, g);
+            self.apply_early_leaves(now, g);
         }
         Ok(id)
     }
@@ -635,13 +635,14 @@ impl Node {
                 // The hash includes the incarnations of the members, so that a group with a dead
                 // member is never confused with that of its successor; and the number of joins, so
                 // that neither is confused with an ended group.
-                let mut lives = mix(hash, key);
+                let mut join_key = mix(hash, key);
                 for a in addrs {
-                    lives = mix(lives, self.control().life_of(a)?);
+                    join_key = mix(join_key, self.control().incarnation_of(a)?);
                 }
-                let times = self.coll.joined.get(&(lives, me)).map_or(0, |&(times, _)| times) + 1;
-                counted = Some(((lives, me), times));
-                mix(lives, u64::from(times))
+                let times =
+                    self.coll.joined.get(&(join_key, me)).map_or(0, |&(times, _)| times) + 1;
+                counted = Some(((join_key, me), times));
+                mix(join_key, u64::from(times))
             }
         };
         let gid = (gid >> 32) as u32 & !JOIN;
@@ -655,7 +656,7 @@ impl Node {
         let mut members = Vec::with_capacity(addrs.len());
         for addr in addrs {
             let addr = EpAddr { ep: addr.ep ^ SIDE, ..*addr };
-            if self.control().is_of_other_life(&addr) {
+            if self.control().is_of_other_incarnation(&addr) {
                 self.objects().unname_members(&members);
                 return Err(Error::ConnReset);
             }
@@ -771,7 +772,7 @@ impl Control<'_> {
     /// Whether `addr` names another incarnation of its peer than the present one. Inserting such an
     /// address would end the session with the present one. An incarnation that only an OPEN has
     /// claimed does not count.
-    fn is_of_other_life(&self, addr: &EpAddr) -> bool {
+    fn is_of_other_incarnation(&self, addr: &EpAddr) -> bool {
         let p = self.by_station.get(self.peers, addr.station, Tenant::NONE);
         let other = |peer: &Peer| peer.inc != 0 && peer.inc != addr.incarnation;
         let peer = p.map(|p| &self.peers[p]).filter(|peer| !peer.is_life_claimed);
@@ -779,7 +780,7 @@ impl Control<'_> {
     }
 
     /// The incarnation of a member, which other members know as well.
-    fn life_of(&self, addr: &EpAddr) -> Result<u64> {
+    fn incarnation_of(&self, addr: &EpAddr) -> Result<u64> {
         if addr.incarnation != 0 {
             return Ok(addr.incarnation);
         }

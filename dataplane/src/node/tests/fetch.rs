@@ -361,7 +361,7 @@ fn what_others_wait_for_is_not_lent() {
     fetch_adds(&mut pair, &region, 1);
     let End { node, ep, cq, .. } = &mut pair.ends[0];
     assert!(node.eps[ep.0.idx()].ops_reserved > 0);
-    node.objects().starve_queue(cq.0.idx());
+    node.objects().mark_starved(cq.0.idx());
     assert_eq!(node.eps[ep.0.idx()].ops_reserved, 0);
     answer_all(&mut pair);
     let [End { node, ep, cq, .. }, from] = &mut pair.ends;

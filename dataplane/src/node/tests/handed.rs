@@ -159,7 +159,7 @@ fn nobody_lends_what_another_waits_for() {
     };
     let (reserved_rx, reserved) = level(&pair);
     assert!(reserved_rx > 0 && reserved == 3 + reserved_rx as usize);
-    pair.ends[1].node.objects().starve_queue(cq.0.idx());
+    pair.ends[1].node.objects().mark_starved(cq.0.idx());
     assert_eq!(level(&pair), (0, 3));
     for context in 3..6 {
         assert!(post(&mut pair, ep, context, OpFlags::empty()));

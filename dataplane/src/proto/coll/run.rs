@@ -93,7 +93,7 @@ impl Run {
                     Some(&comm) => return Action::Send(comm, self.number),
                     None => self.enter(Stage::After),
                 },
-                Stage::After if self.recvs > self.may_stay() => return Action::Wait,
+                Stage::After if self.recvs > self.recvs_allowed() => return Action::Wait,
                 Stage::After => match self.round.after.get(self.at) {
                     Some(_) if self.sends[1] + self.sends[2] > 0 => return Action::Wait,
                     Some(&local) => return Action::Local(local),
@@ -106,7 +106,7 @@ impl Run {
     }
 
     /// Maximum receives that may be in progress when the next round begins.
-    fn may_stay(&self) -> u32 {
+    fn recvs_allowed(&self) -> u32 {
         if self.round.free { WINDOW } else { 0 }
     }
 
