@@ -1,5 +1,5 @@
-//! The protocols, as state machines without IO: bytes, state and time in; bytes, completions and
-//! deadlines out.
+//! The protocols as state machines without IO. Input: bytes, state and time. Output: bytes,
+//! completions and deadlines.
 #![forbid(unsafe_code)]
 
 pub mod av;

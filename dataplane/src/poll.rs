@@ -1,12 +1,13 @@
-//! The loop that joins a node to a port and a clock.
+//! The progress engine: joins a node to a port and a clock.
 //!
-//! The one file of this crate that owns a [`Port`] and reads the clock. It has no lock and no
-//! thread: the owner of the [`Engine`] decides who turns it. The application that reads a queue and
-//! the progress thread run the same turns: [`Engine::turn`], and its fast versions
+//! The only file of this crate that owns a [`Port`] and reads the clock. It has no lock and no
+//! thread: the owner of the [`Engine`] decides who calls [`Engine::turn`]. The application that
+//! reads a queue and the progress thread run the same turns: [`Engine::turn`], and its fast paths
 //! [`Engine::fast_turn`] and [`Engine::fast_turn_other`].
 //!
-//! A turn receives one burst. The node prefetches for every frame of it before it handles the
-//! first. Then it sends what is due: one acknowledgement covers everything that had arrived.
+//! A turn receives one burst. The node prefetches for every frame of the burst before it handles
+//! the first frame. Then the turn sends what is due: one acknowledgement covers all packets of the
+//! burst.
 
 mod sinks;
 
@@ -33,16 +34,17 @@ use crate::node::{
 use crate::types::{EpAddr, FiAddr, Instant, Tenant};
 use crate::wire::sealed;
 
-/// Frames that a turn takes from the port, at most. What waits in the port costs nothing; what is
-/// taken before its receive is posted is copied twice. So it is fewer than a program has receives
-/// posted that keeps 64 of them, and reads one completion for each that it posts. And a peer that
-/// floods us must not stop acknowledgements and our own data.
+/// Most frames that a turn receives from the port. A frame that waits in the port costs nothing; a
+/// frame that is received before its receive is posted is copied twice. So the burst is shorter
+/// than the receive queue of a program that keeps 64 receives posted and reads one completion for
+/// each post. The limit also keeps a peer that floods this node from starving acknowledgements and
+/// this node's own data.
 const BURST: usize = 32;
 
-/// Turns between two readings of the clock, which costs as much as an empty turn, while turns
-/// follow each other within [`TURN_GAP_NS`] nanoseconds on average. A timer may be late by as many
-/// gaps. A caller that finds nothing notices when turns have become rare ([`Engine::is_late`]) and
-/// turns once more.
+/// Turns between two reads of the clock, while turns are less than [`TURN_GAP_NS`] nanoseconds
+/// apart on average. (A read costs as much as an empty turn.) A timer may be late by
+/// [`UNTIMED_TURNS`] such gaps. A caller whose turn found nothing asks [`Engine::is_late`] whether
+/// turns have become rare, and then calls a turn once more.
 const UNTIMED_TURNS: u32 = 64;
 const TURN_GAP_NS: u64 = 100_000;
 
@@ -50,24 +52,24 @@ const TURN_GAP_NS: u64 = 100_000;
 pub struct Engine {
     node: Node,
     port: AnyPort,
-    /// Set when the port has gone; nothing touches it any more.
+    /// Set once the port is gone; no call uses the port from then on.
     gone: Option<PortGone>,
-    /// When the clock was last read.
+    /// Time of the last read of the clock.
     now: Instant,
-    /// Turns left before the clock is read again, and turns that the port will not have counted by
-    /// then. On a lossy port, where each turn reads the clock, the second counts the turns since
-    /// the last one that looked for everything.
+    /// Turns left before the next read of the clock.
     untimed: u32,
+    /// Turns that the next read of the clock adds to the port's counters. On a lossy port, where
+    /// each turn reads the clock: turns since the last full one.
     uncounted: u32,
-    /// The last turn read the clock.
+    /// Whether the last turn read the clock.
     timed: bool,
-    /// When a turn last read the clock.
+    /// Time at which a turn last read the clock.
     last_turn_at: Instant,
-    /// When the clock was last read for [`is_late`](Self::is_late).
+    /// Time at which [`is_late`](Self::is_late) last read the clock.
     looked_at: Instant,
 }
 
-/// Sends for [`Engine::try_send_inline`].
+/// Port visitor of [`Engine::try_send_inline`].
 struct VisitSendInline<'a> {
     node: &'a mut Node,
     ep: EpId,
@@ -83,7 +85,7 @@ impl PortVisitor for VisitSendInline<'_> {
     }
 }
 
-/// Adds the port's byte counts of each peer.
+/// A survey sink that adds the port's byte counts per peer.
 struct WithTraffic<'a, S> {
     port: &'a AnyPort,
     sink: &'a mut S,
@@ -104,10 +106,9 @@ impl<S: SurveySink> SurveySink for WithTraffic<'_, S> {
 }
 
 impl Engine {
-    /// Joins `node` to `port`, whose capabilities the node was made with.
+    /// Joins `node` to `port`. The node must have been created with the capabilities of `port`.
     ///
     /// # Panics
-    /// If it was made with those of a port that may lose frames, and this is one that cannot.
     pub fn new(node: Node, mut port: Box<dyn Port>) -> Self {
         assert!(node.is_lossless() || !port.caps().lossless, "made for another port");
         if node.port.has_keys() {
@@ -126,24 +127,25 @@ impl Engine {
         }
     }
 
-    /// The clock, in the time the node lives by.
+    /// The clock, in the node's time base.
     #[inline]
     pub fn now() -> Instant {
         Instant(clock::now_ns())
     }
 
-    /// When the clock was last read: a cheap, inexact time.
+    /// Time of the last read of the clock: cheap and inexact.
     pub fn last_now(&self) -> Instant {
         self.now
     }
 
-    /// When a [`turn`](Self::turn) last read the clock, which tells whether anybody still polls.
+    /// Time at which a [`turn`](Self::turn) last read the clock: shows whether the owner still
+    /// polls.
     pub fn last_turn_at(&self) -> Instant {
         self.last_turn_at
     }
 
-    /// Whether the last turn read the clock: only after such a turn need timers of the caller be
-    /// checked.
+    /// Whether the last turn read the clock. The caller's own timers need a check only after such a
+    /// turn.
     #[inline(always)]
     pub fn is_timed(&self) -> bool {
         self.timed
@@ -155,37 +157,37 @@ impl Engine {
         &self.node
     }
 
-    /// The node, to call it.
+    /// The node, mutable.
     #[inline]
     pub fn node_mut(&mut self) -> &mut Node {
         &mut self.node
     }
 
-    /// Facts of the port.
+    /// Capabilities of the port.
     pub fn caps(&self) -> &PortCaps {
         self.port.caps()
     }
 
-    /// What the port counted.
+    /// Counters of the port.
     pub fn port_counters(&self) -> PortCounters {
         self.port.counters()
     }
 
-    /// The part of [`port_counters`](Self::port_counters) for near peers, if the port has a near
-    /// side.
+    /// The part of [`port_counters`](Self::port_counters) for peers of this machine, if the port
+    /// has a near side.
     pub fn near_counters(&self) -> Option<PortCounters> {
         self.port.near_counters()
     }
 
-    /// Shows what passes the port to who records it: see [`AnyPort::record`].
+    /// Mirrors the frames of the port to a recorder: see [`AnyPort::record`].
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`AnyPort::record`].
     pub fn record(&mut self, segment: &ShmSettings) -> Result<bool, OpenError> {
         self.port.record(segment)
     }
 
-    /// What the port knows of the station with address `station`: see [`Port::station`].
+    /// Description of `station` by the port: see [`Port::station`].
     pub fn station(&self, station: Station) -> Option<String> {
         self.port.station(station)
     }
@@ -199,22 +201,23 @@ impl Engine {
         self.node.survey(survey, &mut WithTraffic { port: &self.port, sink })
     }
 
-    /// A handle to sleep on until a frame may have come.
+    /// A handle to sleep on until a frame may have arrived.
     pub fn waiter(&self) -> Option<Arc<dyn PortWaiter>> {
         self.port.waiter()
     }
 
-    /// Why the port has gone, if it has.
+    /// The reason why the port is gone, if it is.
     pub fn gone(&self) -> Option<&PortGone> {
         self.gone.as_ref()
     }
 
-    /// One turn: receives, fires timers, sends. Returns the number of frames moved; 0 means that
-    /// there was nothing to do. Never blocks. Allocates only when more packets are out of order, or
-    /// more peers have unfinished messages, than ever before and than there was room for.
+    /// One turn: receives, fires timers, sends. Returns the number of frames received and sent; 0
+    /// means that there was nothing to do. Never blocks. Allocates only when the number of
+    /// out-of-order packets, or of peers with unfinished messages, exceeds both its earlier maximum
+    /// and the room reserved for it.
     ///
     /// # Errors
-    /// [`PortGone`], at once and from then on. Every operation has ended with `FI_ENETDOWN`.
+    /// [`PortGone`] at once and in every later call. Every operation has ended with `FI_ENETDOWN`.
     #[inline]
     pub fn turn(&mut self) -> Result<usize, PortGone> {
         if self.gone.is_some() {
@@ -242,9 +245,9 @@ impl Engine {
         Ok(moved)
     }
 
-    /// [`turn`](Self::turn) for the shared segment, which cannot go, if the clock need not be read;
-    /// then no timer is looked at either. `None`, and nothing has happened, if a full turn is
-    /// needed. The first completion may go to `reader`.
+    /// [`turn`](Self::turn) for the shared segment (which cannot be gone) while the clock need not
+    /// be read; no timer is checked. `None`, without side effect, if a full turn is needed. The
+    /// first completion may go to `reader`.
     #[inline(always)]
     pub fn fast_turn(&mut self, reader: impl Reader) -> Option<usize> {
         let AnyPort::Shm(port) = &mut self.port else { return self.near_turn(reader) };
@@ -262,7 +265,7 @@ impl Engine {
     }
 
     /// [`fast_turn`](Self::fast_turn) for any other port. On a lossy port it reads the clock and
-    /// looks at timers. `None`, and nothing has happened, if a full turn is needed.
+    /// checks timers. `None`, without side effect, if a full turn is needed.
     #[inline(always)]
     pub fn fast_turn_other(&mut self) -> Option<usize> {
         if !self.node.is_lossless() {
@@ -274,8 +277,8 @@ impl Engine {
         Some(self.after_rx(polled))
     }
 
-    /// A turn that looks at near stations alone, and does not read the clock. `None`, and nothing
-    /// has happened, if the far side or something else is due, or may be.
+    /// A turn that polls the near side only and does not read the clock. `None`, without side
+    /// effect, if the far side or other work is or may be due.
     #[inline(always)]
     fn near_turn(&mut self, reader: impl Reader) -> Option<usize> {
         let AnyPort::Near(port) = &mut self.port else { return cold(None) };
@@ -287,7 +290,7 @@ impl Engine {
         }
     }
 
-    /// The rest of a [`near_turn`](Self::near_turn) that has something to send.
+    /// The rest of a [`near_turn`](Self::near_turn) with frames to send.
     #[inline(never)]
     fn after_near(&mut self, moved: usize) -> usize {
         self.now = Self::now();
@@ -295,8 +298,8 @@ impl Engine {
         self.busy_turn(Some(moved))
     }
 
-    /// A turn on a lossy port without the rare checks of [`turn`](Self::turn). `None`, and nothing
-    /// has happened, if those are due.
+    /// A turn on a lossy port without the rare checks of [`turn`](Self::turn). `None`, without side
+    /// effect, if those checks are due.
     #[inline(always)]
     fn timed_turn(&mut self) -> Option<usize> {
         let now = Self::now();
@@ -343,13 +346,13 @@ impl Engine {
         }
     }
 
-    /// The rest of a [`fast_turn`](Self::fast_turn) that found more than [`FastPort::rx_poll`]
-    /// takes, or something to send.
+    /// The rest of a [`fast_turn`](Self::fast_turn) that left frames in the port
+    /// ([`FastPort::rx_poll`] declined them) or has frames to send.
     #[inline(never)]
     fn busy_turn(&mut self, moved: Option<usize>) -> usize {
         let moved = match moved.map_or_else(|| self.receive_rest(), Ok) {
             Ok(moved) => moved,
-            // The next turn is a full one and reports it.
+            // The next turn is a full one and reports the error.
             Err(_gone) => return 0,
         };
         let moved = moved + self.turn_boards();
@@ -364,7 +367,7 @@ impl Engine {
         moved + sent
     }
 
-    /// Lets collectives through memory go on. Returns how many have ended.
+    /// Progresses collectives in shared memory. Returns how many have ended.
     #[inline(always)]
     fn turn_boards(&mut self) -> usize {
         if self.node.coll.has_calls_on_boards() { self.node.drive_boards(self.now) } else { 0 }
@@ -388,7 +391,7 @@ impl Engine {
         Ok(got)
     }
 
-    /// More frames may wait behind a full burst of `got`.
+    /// Notes whether more frames may wait in the port: a burst of `got` frames was full.
     #[inline(always)]
     fn note_full(&mut self, got: usize) {
         self.node.turn.note_burst(got == BURST);
@@ -403,7 +406,7 @@ impl Engine {
         }
     }
 
-    /// Out of line: the others need every register.
+    /// Out of line: the inlined ports need every register.
     #[inline(never)]
     fn burst_of_other(&mut self) -> Result<usize, PortGone> {
         let AnyPort::Other(port) = &mut self.port else { return Ok(0) };
@@ -420,9 +423,9 @@ impl Engine {
         }
     }
 
-    /// Reads the clock, and sets how many turns may pass without reading it: some on a lossless
-    /// port, which measures no round trips, if the last turns came so quickly that no timer gets
-    /// late.
+    /// Reads the clock and decides how many turns may skip it. Turns skip the clock on lossless
+    /// ports only, which need no round-trip samples, and only if recent turns were so close
+    /// together that no timer becomes late.
     #[inline]
     fn read_clock(&mut self) {
         let now = Self::now();
@@ -440,14 +443,15 @@ impl Engine {
         self.now = now;
     }
 
-    /// For a caller whose turn found nothing and that may not poll again soon: whether timers run
-    /// and the clock was not read for long. The next turn, due at once, then reads it.
+    /// For a caller whose turn found nothing and that may not poll again soon: whether timers are
+    /// armed and the clock was not read for long. Then the caller should turn again at once; that
+    /// turn reads the clock.
     #[inline(always)]
     pub fn is_late(&mut self) -> bool {
         self.node.has_timers() && self.has_skipped_clock() && self.detect_pause()
     }
 
-    /// Whether a turn has skipped the clock since it was last read.
+    /// Whether a turn has skipped the clock since its last read.
     #[inline(always)]
     fn has_skipped_clock(&self) -> bool {
         if let AnyPort::Near(port) = &self.port {
@@ -478,8 +482,8 @@ impl Engine {
         self.gone.clone().expect("it was seen")
     }
 
-    /// Posts a send and sends what is due, unless the caller announces more (`FI_MORE`) and packing
-    /// pays. A refused post sends what earlier ones with `FI_MORE` held back.
+    /// Posts a send and transmits what is due, unless the caller announces another post (`FI_MORE`)
+    /// and packing pays. A refused post transmits what earlier posts with `FI_MORE` held back.
     ///
     /// # Errors
     /// Those of [`Node::post_send`]. Nothing of this request was queued.
@@ -496,18 +500,18 @@ impl Engine {
     /// The rest of [`post_send`](Self::post_send) once [`try_send`](Self::try_send) has declined.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`post_send`](Self::post_send).
     #[inline(never)]
     pub fn post_send_long(&mut self, ep: EpId, req: SendReq) -> OpResult<()> {
         let more = self.holds_back(req.flags);
         self.post_with(more, |node, now| node.post_send(now, ep, req))
     }
 
-    /// Packs a message, and sends the packet unless more follow. False if it cannot be packed:
-    /// nothing has happened.
+    /// Packs a message, and sends the packet unless the caller announces another post. False,
+    /// without side effect, if the message cannot be packed.
     #[inline(never)]
     fn join(&mut self, ep: EpId, req: &SendReq) -> bool {
-        // A post with `FI_MORE` sends nothing: the clock is read when it does.
+        // A post with `FI_MORE` transmits nothing: the clock is read by the post that transmits.
         let (more, turned) = (req.flags.contains(OpFlags::MORE), self.now);
         let clock = || if more { turned } else { Self::now() };
         let joined = self.node.join(clock, ep, req);
@@ -517,8 +521,8 @@ impl Engine {
         joined != Joined::No
     }
 
-    /// [`Node::try_send_cached`], through the shared segment only. False: nothing has happened;
-    /// call [`post_send`](Self::post_send).
+    /// [`Node::try_send_cached`] through the shared segment only. False, without side effect: call
+    /// [`post_send`](Self::post_send).
     #[inline(always)]
     pub fn try_send_cached(&mut self, ep: EpId, req: &SendReq) -> bool {
         let Some(port) = self.port.segment() else { return cold(false) };
@@ -529,8 +533,8 @@ impl Engine {
         sent
     }
 
-    /// [`Node::try_send_inline`], to a port of known type only, or through the segment of the node.
-    /// False: nothing has happened; call [`post_send`](Self::post_send).
+    /// [`Node::try_send_inline`] to a port of known type or through the node's shared segment.
+    /// False, without side effect: call [`post_send`](Self::post_send).
     #[inline(always)]
     pub fn try_send_inline(&mut self, ep: EpId, req: &SendReq) -> bool {
         if let Some(port) = self.port.segment() {
@@ -539,15 +543,15 @@ impl Engine {
         self.port.on_wire(VisitSendInline { node: &mut self.node, ep, req }).unwrap_or(false)
     }
 
-    /// [`Node::try_send`], to any port. False: nothing has happened; call
+    /// [`Node::try_send`] to any port. False, without side effect: call
     /// [`post_send`](Self::post_send).
     #[inline]
     pub fn try_send(&mut self, ep: EpId, req: &mut SendReq) -> bool {
         self.post_now(|node, out| node.try_send(ep, req, out, Self::now))
     }
 
-    /// [`Node::try_atomic`], to the shared segment only; [`atomic_far`](Self::atomic_far) serves
-    /// other ports, so that no request is built here. False: nothing has happened; call
+    /// [`Node::try_atomic`] to the shared segment only; [`atomic_far`](Self::atomic_far) serves
+    /// other ports, so that no request is built here. False, without side effect: call
     /// [`post_atomic`](Self::post_atomic).
     #[inline(always)]
     pub fn try_atomic(&mut self, ep: EpId, req: &mut FastAtomic<'_>) -> bool {
@@ -555,14 +559,14 @@ impl Engine {
         self.node.try_atomic(ep, req, &mut ToFastPort(port), Self::now)
     }
 
-    /// [`Node::try_atomic`], to any port. False: nothing has happened; call
+    /// [`Node::try_atomic`] to any port. False, without side effect: call
     /// [`post_atomic`](Self::post_atomic).
     #[inline(always)]
     pub fn atomic_far(&mut self, ep: EpId, req: &mut FastAtomic<'_>) -> bool {
         self.post_now(|node, out| node.try_atomic(ep, req, out, Self::now))
     }
 
-    /// [`Node::try_write`], to any port. False: nothing has happened; call
+    /// [`Node::try_write`] to any port. False, without side effect: call
     /// [`post_write`](Self::post_write).
     #[inline]
     pub fn try_write(&mut self, ep: EpId, req: &mut FastWrite<'_>) -> bool {
@@ -572,7 +576,7 @@ impl Engine {
         self.post_now(|node, out| node.try_write(ep, req, out, Self::now))
     }
 
-    /// [`Node::try_read`], to any port. False: nothing has happened; call
+    /// [`Node::try_read`] to any port. False, without side effect: call
     /// [`post_read`](Self::post_read).
     #[inline]
     pub fn try_read(&mut self, ep: EpId, req: &mut FastRead<'_>) -> bool {
@@ -596,7 +600,7 @@ impl Engine {
         sent
     }
 
-    /// Sends the answers to requests of the last burst.
+    /// Sends the responses to requests of the last burst.
     #[inline(never)]
     fn answer(&mut self) {
         let now = self.now;
@@ -667,8 +671,9 @@ impl Engine {
         self.post_with(more, |node, now| node.posting().post_atomic(now, ep, req))
     }
 
-    /// Whether a post with `flags` leaves sending to a later one. Not on a lossless port: there a
-    /// frame costs little more than a copy to memory, and who holds back has to catch up.
+    /// Whether a post with `flags` defers transmission to a later post. Never on a lossless port: a
+    /// frame there costs little more than a memory copy, and deferred frames only delay the
+    /// receiver.
     #[inline(always)]
     fn holds_back(&self, flags: OpFlags) -> bool {
         flags.contains(OpFlags::MORE) && !self.node.is_lossless()
@@ -680,7 +685,7 @@ impl Engine {
         more: bool,
         post: impl FnOnce(&mut Node, Instant) -> OpResult<()>,
     ) -> OpResult<()> {
-        // A post with `FI_MORE` sends nothing: the clock is read when it does.
+        // A post with `FI_MORE` transmits nothing: the clock is read by the post that transmits.
         let now = if more { self.now } else { Self::now() };
         let posted = post(&mut self.node, now);
         if posted.is_err() {
@@ -691,8 +696,7 @@ impl Engine {
         posted
     }
 
-    /// Posts a receive. What it makes the node want to send (a pull, a credit) leaves with the
-    /// next turn.
+    /// Posts a receive. Packets that it causes (a pull, a credit) leave with the next turn.
     ///
     /// # Errors
     /// Those of [`Node::post_recv`]. Nothing of this request was queued.
@@ -704,40 +708,40 @@ impl Engine {
         self.node.post_recv(self.now, ep, req)
     }
 
-    /// As [`Objects::try_post_recv`](crate::node::Objects::try_post_recv). False: nothing has
-    /// happened; call [`post_recv`](Self::post_recv).
+    /// [`Objects::try_post_recv`](crate::node::Objects::try_post_recv). False, without side effect:
+    /// call [`post_recv`](Self::post_recv).
     #[inline(always)]
     pub fn try_post_recv(&mut self, ep: EpId, req: &RecvReq) -> bool {
         self.node.objects().try_post_recv(ep, req)
     }
 
-    /// As [`Objects::try_post_recv_reserved`](crate::node::Objects::try_post_recv_reserved). False:
-    /// nothing has happened; call [`post_recv`](Self::post_recv).
+    /// [`Objects::try_post_recv_reserved`](crate::node::Objects::try_post_recv_reserved). False,
+    /// without side effect: call [`post_recv`](Self::post_recv).
     #[inline(always)]
     pub fn try_post_recv_reserved(&mut self, ep: EpId, req: &RecvReq) -> bool {
         self.node.objects().try_post_recv_reserved(ep, req)
     }
 
-    /// Sends what a post made due. A port that is found gone here is reported by the next
-    /// [`turn`](Self::turn).
+    /// Transmits what a post made due. If the port turns out to be gone, the next
+    /// [`turn`](Self::turn) reports it.
     #[inline]
     pub fn after_post(&mut self, now: Instant) {
         if self.gone.is_none() {
             self.now = now;
-            // Remembered in `gone`, and every operation has been ended by then.
+            // `gone` keeps the error, and every operation has already ended.
             let _ = self.transmit(now);
         }
     }
 
-    /// Sends the packet of small messages that is held, if any, as far as the peer's window and the
-    /// port allow.
+    /// Sends the open packet of small messages, if any, as far as the peer's window and the port
+    /// allow.
     pub fn send_held(&mut self) {
         let Node { packs, tx, peers, due, .. } = &mut self.node;
         packs.release_held(tx, peers, due);
         self.after_post(Self::now());
     }
 
-    /// [`after_post`](Self::after_post) of a collective, which may have gone through memory alone.
+    /// [`after_post`](Self::after_post) for a collective, which may have used shared memory alone.
     #[inline]
     pub fn after_call(&mut self) {
         if self.node.calls_are_due() {
@@ -745,8 +749,9 @@ impl Engine {
         }
     }
 
-    /// Adds an address with [`Sessions::av_insert`]. If that ends the session with an earlier life
-    /// of the peer, frames of it whose sender was told of delivery are received first.
+    /// Adds an address with [`Sessions::av_insert`]. If that ends the session with an earlier
+    /// incarnation of the peer, frames whose sends that incarnation saw complete are received
+    /// first.
     ///
     /// # Errors
     /// Those of [`Sessions::av_insert`].
@@ -756,7 +761,7 @@ impl Engine {
         self.av_insert_of(av, addr, Tenant::NONE)
     }
 
-    /// As [`av_insert`](Self::av_insert), with [`Sessions::av_insert_of`].
+    /// [`av_insert`](Self::av_insert) with [`Sessions::av_insert_of`].
     ///
     /// # Errors
     /// Those of [`Sessions::av_insert_of`].
@@ -774,19 +779,19 @@ impl Engine {
         self.node.sessions().av_insert_of(Self::now(), av, addr, tenant)
     }
 
-    /// Receives a burst, and says whether more frames may wait: a burst may be short, and empty if
-    /// a frame was dropped.
+    /// Receives a burst, and returns whether more frames may wait: a burst may be short, or empty
+    /// if a frame was dropped.
     fn takes_more(&mut self) -> bool {
         let dropped = self.port.counters().rx_dropped;
         match self.burst() {
             Ok(0) => self.port.counters().rx_dropped != dropped,
             Ok(_) => true,
-            // Every session has been ended, and the next turn reports it.
+            // Every session has ended, and the next turn reports the error.
             Err(_) => false,
         }
     }
 
-    /// When [`turn`](Self::turn) must be called even if nothing arrives and nothing is posted.
+    /// Latest time of the next [`turn`](Self::turn), if nothing arrives and nothing is posted.
     pub fn next_deadline(&self) -> Option<Instant> {
         if self.gone.is_some() {
             return None;

@@ -1,4 +1,5 @@
-//! What takes frames from a port to the node, and from the node to a port of any type.
+//! Adapters between port and node: receive sinks from a port to the node, and frame sinks from the
+//! node to a port of any type.
 
 use barewire_driver::backend::any_board::AnyBoard;
 use barewire_driver::backend::any_port::{AnyPort, PortVisitor};
@@ -11,8 +12,8 @@ use crate::node::{FrameSink, InPlaceFrame, Message, NoReader, Node, Reader, send
 use crate::types::Instant;
 use crate::wire::{EagerMsg, FrameHead, TRAILER_LEN};
 
-/// Passes the frames of a burst to the node, with the time of the burst. The completion of the
-/// first frame may go to a reader.
+/// The receive sink: passes the frames of a burst to the node, with the time of the burst. The
+/// completion of the first frame may go to a reader.
 pub(super) struct ToNode<'a, R> {
     pub(super) node: &'a mut Node,
     pub(super) now: &'a Instant,
@@ -46,7 +47,7 @@ impl<R: Reader> RxSink for ToNode<'_, R> {
     }
 }
 
-/// Sends answers through a port that lends a frame.
+/// A frame sink for responses: writes them into a frame that the port lends during receive.
 struct ReplySink<T>(T);
 
 impl<T: InPlaceTx> FrameSink for ReplySink<T> {
@@ -65,7 +66,7 @@ impl<T: InPlaceTx> FrameSink for ReplySink<T> {
     }
 }
 
-/// Writes the head of a short frame.
+/// Writes the headers of a short frame.
 struct InPlaceHead<'a, F>(&'a F);
 
 impl<const H: usize, F: InPlaceFrame<H>> WriteHead<H> for InPlaceHead<'_, F> {
@@ -88,7 +89,7 @@ fn send_frame_in_place<const H: usize>(
     }
 }
 
-/// Writes head and headers of a message.
+/// Writes Ethernet header, base and operation header of a message.
 struct MsgHead<'a, M>(&'a M);
 
 impl<M: Message> WriteHead<{ EagerMsg::LEN }> for MsgHead<'_, M> {
@@ -133,8 +134,8 @@ fn send_frame_of(
     Ok(sent)
 }
 
-/// A sink for a port of known type, which sending does not find gone. (Holds the box, so that the
-/// port's address is loaded where it is used and occupies no register.)
+/// A frame sink for a port of known type, on which sending never reports [`PortGone`]. (Holds the
+/// box, so that the port's address is loaded where it is used and occupies no register.)
 pub(super) struct ToFastPort<'a, P>(pub(super) &'a mut Box<P>);
 
 impl<P: FastPort> FrameSink for ToFastPort<'_, P> {
@@ -145,7 +146,7 @@ impl<P: FastPort> FrameSink for ToFastPort<'_, P> {
     fn send_alone(&mut self, frame: &TxFrame<'_>) -> Tx {
         let sent = self.send(frame);
         if sent == Tx::Sent {
-            // Such a port does not find out here.
+            // Flushing such a port does not report `PortGone`.
             let _ = self.0.flush();
         }
         sent
@@ -170,8 +171,8 @@ impl<P: FastPort> FrameSink for ToFastPort<'_, P> {
     }
 }
 
-/// The same for a message that is sent without a call or not at all. The caller still has to
-/// [finish](InPlaceTx::finish) it.
+/// A frame sink for messages that are sent without a function call or not at all. The caller still
+/// has to [finish](InPlaceTx::finish) the message.
 pub(super) struct ToPortCached<'a, P>(pub(super) &'a mut Box<P>);
 
 impl<P: FastPort> FrameSink for ToPortCached<'_, P> {
@@ -186,7 +187,7 @@ impl<P: FastPort> FrameSink for ToPortCached<'_, P> {
     }
 }
 
-/// [`send_frame_in_place`] to a port of known type.
+/// Port visitor of [`send_frame_in_place`].
 struct VisitTxFrame<'a, const H: usize, F>(&'a F);
 
 impl<const H: usize, F: InPlaceFrame<H>> PortVisitor for VisitTxFrame<'_, H, F> {
@@ -198,7 +199,7 @@ impl<const H: usize, F: InPlaceFrame<H>> PortVisitor for VisitTxFrame<'_, H, F> 
     }
 }
 
-/// [`send_msg_in_place`] to a port of known type.
+/// Port visitor of [`send_msg_in_place`].
 struct VisitTxMsg<'a, M>(&'a M);
 
 impl<M: Message> PortVisitor for VisitTxMsg<'_, M> {
@@ -210,7 +211,7 @@ impl<M: Message> PortVisitor for VisitTxMsg<'_, M> {
     }
 }
 
-/// A sink for any port, until that is gone.
+/// A frame sink for any port, until the port is gone.
 pub(super) struct ToPort<'a> {
     pub(super) port: &'a mut AnyPort,
     pub(super) gone: Option<PortGone>,
@@ -263,7 +264,7 @@ impl FrameSink for ToPort<'_> {
 
     #[inline(always)]
     fn send_msg(&mut self, msg: &impl Message) -> Tx {
-        // Checked here first: most messages that get here are longer.
+        // Checked here first: most messages on this path are longer.
         let crc = msg.crc().map_or(0, |_| TRAILER_LEN);
         let short = EagerMsg::LEN + msg.body().len() + crc <= SHORT;
         if short && self.port.with_fast(msg.head().dst, VisitTxMsg(msg)) == Some(true) {
