@@ -1,17 +1,17 @@
-//! Tests a station, whatever its process does: the state machine behind `barewire ping`. Sans-IO,
-//! like a node: frames and time in, frames and a report out.
+//! The state machine behind `barewire ping`: tests a station, whatever its process does. Without
+//! IO, like a node: frames and time in, frames and a report out.
 //!
-//! It uses the session layer only. The answer to an OPEN has incarnation, version and frame length.
-//! PINGs of the resulting session, padded after their end (which every node ignores) to the tested
-//! lengths, show which lengths arrive and after what time an ACK returns; between a length that
-//! passes and one that does not, a binary search finds the longest. An RST ends the session, so no
-//! state remains. It uses no endpoint of the station and ends none of its sessions: a node with an
-//! open session to this address, which would be another process with the same address, answers by a
-//! PING of its own.
+//! Uses the session layer only. The OPEN in answer contains incarnation, version and frame length.
+//! PINGs of the resulting session are padded to the tested lengths (every node ignores bytes behind
+//! the packet). They show which frame lengths arrive and the round trip until the ACK. Between a
+//! length that passes and one that does not, a binary search finds the longest. An RST ends the
+//! session, so no state remains. The test uses no endpoint of the station and ends none of its
+//! other sessions: a node that has an open session with another process of this address answers
+//! with a PING of that session.
 //!
-//! The path back is tested with short frames only. Where the station has a key, all frames are
-//! sealed as between nodes (`ping/seal.rs`). What frames say there that anybody can have sent ends
-//! and delays nothing: it is the verdict if no answer came.
+//! The return path is tested with short frames only. If the station has a key, all frames are
+//! sealed as between nodes (`ping/seal.rs`). Unauthenticated frames then neither end nor delay the
+//! test: they decide the verdict only if no answer arrived.
 
 mod seal;
 
@@ -26,117 +26,120 @@ use crate::seal::Keyring;
 use crate::types::{INCARNATION_MAX, Instant};
 use crate::wire::{self, Base, Op, OpenOp, RstOp, RstReason, Ty};
 
-/// OPENs that are sent in the time given before the station counts as one that does not answer.
+/// OPENs that are sent within the timeout before the station counts as unreachable.
 const OPENS: u64 = 4;
 
-/// Tries of a length while the longest is looked for: one loss must not decide.
+/// Tries per length of the binary search: one loss must not decide.
 const TRIES: u32 = 3;
 
-/// Least Ethernet frame without its checksum.
+/// Least Ethernet frame without its FCS, bytes.
 const FRAME_MIN: usize = 60;
 
-/// How and whom to ask.
+/// Parameters of a ping.
 #[derive(Clone, Copy, Debug)]
 pub struct PingSettings {
-    /// The address that the pings come from.
+    /// Source station of the pings.
     pub me: Station,
-    /// Whom.
+    /// Target station.
     pub target: Station,
-    /// Which life of it, 0 for any.
+    /// Expected incarnation of the target, 0 for any.
     pub incarnation: u64,
-    /// A random number, not 0.
+    /// Random number, not 0.
     pub seed: u64,
-    /// Whether frames carry a checksum: if the port damages some.
+    /// Whether frames carry a checksum: set if the port may damage frames.
     pub crc: bool,
-    /// Whether it is near, on a port that tells ([`Port::is_near`]).
+    /// Whether the target is near, on a port that knows ([`Port::is_near`]).
     ///
     /// [`Port::is_near`]: barewire_driver::port::Port::is_near
     pub near: bool,
-    /// Bytes behind the Ethernet header that the port takes.
+    /// Most bytes behind the Ethernet header that the port carries.
     pub mtu: usize,
     /// Pings of each length.
     pub count: u32,
-    /// From one ping to the next, ns.
+    /// Interval between pings, ns.
     pub interval_ns: u64,
-    /// How long an answer may take, ns.
+    /// Timeout of an answer, ns.
     pub timeout_ns: u64,
 }
 
-/// What was found out.
+/// Result of a ping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// All pings of all lengths were answered.
     Well,
-    /// Some were not, of every length.
+    /// Some pings of every length were lost.
     Loss,
-    /// Frames up to so many bytes, Ethernet header included, are answered and longer ones are not.
+    /// Frames up to this many bytes, Ethernet header included, are answered and longer ones are
+    /// not.
     OnlyShort(usize),
-    /// It speaks this version of the protocol.
+    /// The station speaks this version of the protocol.
     OtherVersion(u8),
-    /// It is another life than the address names.
+    /// The station has another incarnation than the address names.
     OtherLife,
-    /// It accepts sessions only from peers that name its incarnation, and the address names none.
+    /// The station accepts sessions only from peers that name its incarnation, and the address
+    /// names none.
     Unnamed,
-    /// The port knows that nobody has the address.
+    /// The port knows that no station has the address.
     NoRoute,
     /// Several nodes answer to the address.
     Duplicate,
-    /// It is in a session with another process that has the address that the pings come from.
+    /// The station has a session with another process that uses the source address of the pings.
     AddressInUse,
-    /// It has another key, or refuses the certificate.
+    /// The station has another key, or refuses the certificate.
     OtherKey,
-    /// It has a key and this side none, or the other way round.
+    /// Only one of the two stations has a key.
     NoKey,
-    /// It answered the OPEN and no ping.
+    /// The station answered the OPEN but no ping.
     Mute,
-    /// Nothing came back.
+    /// No frame came back.
     NoAnswer,
 }
 
-/// What became of the pings of one length.
+/// Results of the pings of one length.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LengthReport {
     /// Bytes of the frame, Ethernet header included.
     pub frame_len: usize,
     /// Pings sent.
     pub sent: u32,
-    /// Round trips of those that were answered in time, ns, ascending.
+    /// Round trips of the pings that were answered in time, ns, ascending.
     pub rtts_ns: Vec<u64>,
 }
 
 impl LengthReport {
-    /// The round trip that `per_mille` of them are not above; `None` if none was answered.
+    /// The round trip that `per_mille` of the answered pings did not exceed; `None` if none was
+    /// answered.
     pub fn percentile(&self, per_mille: usize) -> Option<u64> {
         let last = self.rtts_ns.len().checked_sub(1)?;
         Some(self.rtts_ns[(last * per_mille).div_ceil(1000)])
     }
 }
 
-/// All that was found out.
+/// All results of a ping.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PingReport {
-    /// In a word.
+    /// The summary.
     pub verdict: Verdict,
     /// Incarnations that answered.
     pub incarnations: Vec<u64>,
-    /// Bytes behind the Ethernet header that the station takes, 0 if it did not say.
+    /// Most bytes behind the Ethernet header that the station accepts, 0 if unknown.
     pub max_frame: usize,
-    /// Minor version that it speaks.
+    /// Minor version of the protocol that the station speaks.
     pub minor: u16,
-    /// From the first OPEN to its answer, ns; 0 if none came.
+    /// Time from the first OPEN to its answer, ns; 0 if none came.
     pub open_ns: u64,
-    /// By length, the shortest first.
+    /// Results by length, the shortest first.
     pub lengths: Vec<LengthReport>,
     /// Frames that the port had no room for, or that it could not deliver.
     pub not_sent: u32,
 }
 
-/// What frames say of the station besides answers.
+/// What refusals and frames of other versions tell of the station.
 #[derive(Clone, Copy, Debug, Default)]
 struct StationReport {
-    /// The version that it speaks.
+    /// The protocol version of the station.
     other_version: Option<u8>,
-    /// It is another life.
+    /// The station has another incarnation.
     other_life: bool,
 }
 
@@ -144,38 +147,39 @@ struct StationReport {
 enum State {
     Opening,
     Pinging,
-    /// The longest frame that passes lies from the first to below the second.
+    /// The binary search: the longest frame that passes is at least the first and below the second
+    /// length, bytes.
     Halving(usize, usize),
     Closing,
     Done,
 }
 
-/// See the module.
+/// The state machine of one ping.
 #[derive(Debug)]
 pub struct Ping {
     settings: PingSettings,
     seal: Option<Seal>,
-    /// What the station says of the key. Anybody can say so, thus it ends nothing.
+    /// Reason of a refusal of the key. Such a refusal is not authenticated, so it ends nothing.
     key_refusal: Option<Verdict>,
     state: State,
     begun: Option<Instant>,
-    /// When the next frame is due.
+    /// Time of the next frame.
     due: Instant,
-    /// The ping under way: when it left and the number of its length.
+    /// The outstanding ping: send time and index of its length.
     under_way: Option<(Instant, usize)>,
-    /// Tries of the length that is being looked at.
+    /// Tries so far of the current length of the binary search.
     tries: u32,
-    /// Of the session: our name for it, theirs, and their life and epoch.
+    /// Our name of the session; and the OPEN of the peer with its name, incarnation and epoch.
     sid: u32,
     peer: Option<OpenOp>,
-    /// The first number of theirs, and so what a packet of ours acknowledges.
+    /// The peer's first PSN: what our packets acknowledge.
     cack: Psn,
     no_route: bool,
-    /// What the station wants to be shown in an OPEN.
+    /// The cookie that the station requests in an OPEN.
     cookie: u64,
-    /// Said by the station, or by anybody where frames are not sealed.
+    /// Reports of the station; not authenticated where frames are not sealed.
     said: StationReport,
-    /// Said in its name where frames are sealed, without a proof.
+    /// Reports in the station's name without authentication, where frames are sealed.
     claimed: StationReport,
     address_in_use: bool,
     lives: BTreeSet<u64>,
@@ -184,7 +188,7 @@ pub struct Ping {
 }
 
 impl Ping {
-    /// Ready to be polled.
+    /// A ping that is ready to be polled.
     ///
     /// # Panics
     /// If `seed` is 0 or `count` is.
@@ -199,7 +203,7 @@ impl Ping {
             due: Instant(0),
             under_way: None,
             tries: 0,
-            // A name of a slot that no node has so soon.
+            // A session slot so high that no node has assigned it.
             sid: settings.seed as u32 | 1 << 31,
             peer: None,
             cack: Psn(0),
@@ -222,31 +226,31 @@ impl Ping {
         }
     }
 
-    /// [`new`](Self::new) with frames that are sealed with the first key of `ring`, or its
-    /// certificate. `aes` if this processor encrypts with AES itself.
+    /// [`new`](Self::new) with frames that are sealed under the first key of `ring` or its
+    /// certificate. `aes`: this processor has AES instructions.
     ///
     /// # Panics
     /// As [`new`](Self::new); and if an OPEN with the certificate of `ring`
     /// ([`Keyring::open_len`]) does not fit a frame of `mtu`.
     pub fn sealed(settings: PingSettings, ring: Keyring, aes: bool) -> Self {
-        // A tag tells more than a checksum.
+        // The tag of a sealed frame replaces the checksum.
         let settings = PingSettings { crc: false, ..settings };
         let seal = Seal::new(ring, aes);
         assert!(seal.open_len() <= settings.mtu + ETH_HDR_LEN, "the OPEN fits a frame");
         Self { seal: Some(seal), ..Self::new(settings) }
     }
 
-    /// Whether it has found out all that it will.
+    /// Whether the test is complete.
     pub fn is_done(&self) -> bool {
         self.state == State::Done
     }
 
-    /// When [`poll`](Self::poll) has something to do if no frame comes.
+    /// Time of the next [`poll`](Self::poll) if no frame arrives.
     pub fn next_deadline(&self) -> Instant {
         self.due
     }
 
-    /// The next frame to be sent, if one is due; say by [`sent`](Self::sent) what became of it.
+    /// The next frame to send, if one is due; report the outcome with [`sent`](Self::sent).
     pub fn poll(&mut self, now: Instant) -> Option<Vec<u8>> {
         let frame = self.poll_clear(now)?;
         match &mut self.seal {
@@ -282,7 +286,7 @@ impl Ping {
         }
     }
 
-    /// What became of the frame that [`poll`](Self::poll) gave out last.
+    /// Reports the outcome of the frame that [`poll`](Self::poll) returned last.
     pub fn sent(&mut self, tx: Tx) {
         self.report.not_sent += u32::from(tx != Tx::Sent);
         if tx == Tx::NoRoute && self.state == State::Opening {
@@ -291,7 +295,7 @@ impl Ping {
         }
     }
 
-    /// Takes a frame that came.
+    /// Handles a received frame.
     pub fn on_frame(&mut self, now: Instant, frame: &RxFrame<'_>) {
         let Some(raw) = Base::parse_raw(frame) else { return };
         if raw.src != self.settings.target || raw.dst != self.settings.me {
@@ -312,7 +316,7 @@ impl Ping {
         }
     }
 
-    /// Takes a frame that is not sealed where frames are: it may refuse the key.
+    /// Handles an unsealed frame where frames are sealed: it may be a refusal of the key.
     fn on_key_refusal(&mut self, frame: &RxFrame<'_>) {
         let Ok(base) = Base::parse(frame) else { return };
         if let Ok(Op::Rst(op)) = Op::parse(frame, &base) {
@@ -327,21 +331,21 @@ impl Ping {
         }
     }
 
-    /// Takes a frame as it was before it was sealed.
+    /// Handles a frame after its seal was opened.
     fn on_clear(&mut self, now: Instant, frame: &RxFrame<'_>) {
         let Ok(base) = Base::parse(frame) else { return };
         match Op::parse(frame, &base) {
             Ok(Op::Open(op)) => self.on_open(now, base.psn, &op),
             Ok(Op::Rst(op)) => self.on_rst(now, &op),
             Ok(_) if base.dst_sid == self.sid && base.ty == Ty::Ack => self.on_answer(now),
-            // Of a session that this is not: it is with another process of our address.
+            // A packet of another session: one with another process of our address.
             Ok(_) => self.address_in_use |= base.dst_sid != self.sid,
             Err(_) => {}
         }
     }
 
-    /// Notes what a frame says of the station. If that is `proven`, and ends what is under way, the
-    /// next step is due.
+    /// Notes a report about the station. If it is `proven` and ends the current step, the next step
+    /// becomes due.
     fn note(&mut self, now: Instant, proven: bool, says: impl FnOnce(&mut StationReport)) {
         if !proven {
             return says(&mut self.claimed);
@@ -357,7 +361,7 @@ impl Ping {
         }
     }
 
-    /// What was found out.
+    /// The result.
     pub fn report(mut self) -> PingReport {
         self.report.lengths.iter_mut().for_each(|length| length.rtts_ns.sort_unstable());
         self.report.incarnations = self.lives.iter().copied().collect();
@@ -391,7 +395,7 @@ impl Ping {
         }
     }
 
-    /// Why no session comes of it, by what was said.
+    /// The verdict that follows from `said`, if it excludes a session.
     fn refusal(&self, said: &StationReport) -> Option<Verdict> {
         let of_life = match self.settings.incarnation {
             0 => Verdict::Unnamed,
@@ -400,7 +404,7 @@ impl Ping {
         said.other_version.map(Verdict::OtherVersion).or(said.other_life.then_some(of_life))
     }
 
-    /// No session will come of it.
+    /// Whether no session can result.
     fn is_refused(&self) -> bool {
         self.no_route || self.refusal(&self.said).is_some()
     }
@@ -434,7 +438,7 @@ impl Ping {
             return;
         }
         self.note_key_refusal(op);
-        // One that names no incarnation may be a recorded one.
+        // An RST that names no incarnation may be a replay.
         let is_named = op.victim_inc == self.life();
         let proven = self.seal.as_ref().is_none_or(|seal| seal.proves_rst() && is_named);
         match op.reason {
@@ -442,7 +446,7 @@ impl Ping {
                 self.note(now, proven, |said| said.other_version = Some(op.versions.max));
             }
             RstReason::WrongIncarnation => self.note(now, proven, |said| said.other_life = true),
-            // The process restarted under the pings; before them, it will answer the next OPEN.
+            // The process restarted during the pings. Before them, it will answer the next OPEN.
             _ if self.lives.iter().any(|&life| wire::life_of(life) != op.life) => {
                 self.note(now, proven, |said| said.other_life = true);
             }
@@ -466,7 +470,7 @@ impl Ping {
     }
 
     fn poll_ping(&mut self, now: Instant) -> Option<Vec<u8>> {
-        // One that was not answered is lost: its time is over.
+        // The outstanding ping timed out: it is lost.
         self.under_way = None;
         if self.said.other_life {
             self.state = State::Closing;
@@ -484,7 +488,7 @@ impl Ping {
         Some(self.ping(frame_len))
     }
 
-    /// If some length passes and a longer one never does, the longest that does is looked for.
+    /// Starts the binary search if some length passes and a longer one never does.
     fn after_pings(&self) -> State {
         let lengths = &self.report.lengths;
         let fails = lengths.iter().position(|l| l.rtts_ns.is_empty());
@@ -513,7 +517,7 @@ impl Ping {
         Some(self.ping((passes + fails) / 2))
     }
 
-    /// How long an answer is waited for when the usual time is known.
+    /// Timeout of an answer once the usual round trip is known.
     fn patience_ns(&self) -> u64 {
         let slowest = self.report.lengths.iter().flat_map(|l| &l.rtts_ns).max();
         let slowest = slowest.copied().unwrap_or(self.settings.timeout_ns);
@@ -537,7 +541,7 @@ impl Ping {
         }
     }
 
-    /// The incarnation that it goes by.
+    /// The incarnation that names this ping.
     fn life(&self) -> u64 {
         (self.settings.seed & INCARNATION_MAX).max(1)
     }
@@ -548,7 +552,7 @@ impl Ping {
             epoch: self.settings.seed as u32 | 1,
             inc: self.life(),
             target_inc: self.settings.incarnation,
-            // The least: how long a frame passes is found out by the pings.
+            // The least length: the pings find out which lengths pass.
             max_frame: wire::MAX_FRAME_MIN,
             cookie: self.cookie,
             caps: match &self.seal {

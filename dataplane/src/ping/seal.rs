@@ -1,5 +1,5 @@
-//! What the frames of a ping are sealed with, where the station has a key: the handshake of its one
-//! session, and what stands between that and the port.
+//! The sealing layer of a ping, used if the station has a key: the handshake of its one session,
+//! and the sealing and opening of frames between state machine and port.
 
 use barewire_driver::frame::RxFrame;
 
@@ -7,27 +7,27 @@ use crate::seal::{Ending, Initiator, Keyring, Refused, SessionKeys, SessionNames
 use crate::wire::sealed::{self, OPEN_END};
 use crate::wire::{BASE_LEN, Base, OpenOp, TAG_LEN, Ty};
 
-/// See the module.
+/// Handshake and keys of the ping's session.
 #[derive(Debug)]
 pub(super) struct Seal {
     ring: Keyring,
-    /// Whether this processor encrypts with AES itself.
+    /// Whether this processor has AES instructions.
     aes: bool,
-    /// Of our OPENs, before they are answered.
+    /// The handshake of our OPENs, until one is answered.
     handshake: Option<Initiator>,
-    /// Of the session.
+    /// The session's keys, once agreed.
     keys: Option<SessionKeys>,
-    /// An answer had a certificate that this side refuses.
+    /// Whether an OPEN in answer had a certificate that this side refuses.
     refuses: bool,
 }
 
 impl Seal {
-    /// Of the first key of `ring`, or of its certificate.
+    /// A layer that uses the first key of `ring`, or its certificate.
     pub(super) fn new(ring: Keyring, aes: bool) -> Self {
         Self { ring, aes, handshake: None, keys: None, refuses: false }
     }
 
-    /// What an OPEN says of it in `caps`.
+    /// The bits of an OPEN's `caps` for sealing.
     pub(super) fn caps(&self) -> u32 {
         if self.aes { OpenOp::AES } else { 0 }
     }
@@ -37,19 +37,19 @@ impl Seal {
         self.ring.open_len()
     }
 
-    /// Whether the tag of an RST proves its sender to have the key. Where there are certificates
-    /// anybody can make one.
+    /// Whether the tag of an RST proves that its sender has the key. With certificates the tag key
+    /// is public.
     pub(super) fn proves_rst(&self) -> bool {
         !self.ring.has_certificate()
     }
 
-    /// Whether a station answered with a certificate that this side refuses.
+    /// Whether the station answered with a certificate that this side refuses.
     pub(super) fn refuses(&self) -> bool {
         self.refuses
     }
 
-    /// The frame that leaves in place of `frame`, one without checksum, whose operation has no
-    /// payload. `None` if there are no keys for it.
+    /// The sealed form of `frame`, a frame without checksum and payload. `None` if there are no
+    /// keys for it yet.
     pub(super) fn seal(&mut self, mut frame: Vec<u8>) -> Option<Vec<u8>> {
         let bytes = RxFrame::new(&frame);
         let base = Base::parse(&bytes).ok()?;
@@ -72,7 +72,8 @@ impl Seal {
         Some(frame)
     }
 
-    /// The first message of the handshake, in the OPEN with this header: the same in each.
+    /// The first message of the handshake, in the OPEN with this header: the same in each
+    /// repetition.
     fn message(&mut self, base: &Base, op: &OpenOp) -> Vec<u8> {
         let Self { ring, handshake, .. } = self;
         let (opener, answerer) = (base.src.word(), base.dst.word());
@@ -82,8 +83,8 @@ impl Seal {
         handshake.get_or_insert_with(|| Initiator::new(ring, names)).message().clone()
     }
 
-    /// The frame that was sealed, if its sender is proven to have the key, or a certificate that is
-    /// good. The tags of challenges and RSTs prove the key only: with certificates, nothing.
+    /// The opened form of `frame`, if its sender is proven to have the key or a valid certificate.
+    /// The tags of challenges and RSTs prove the key only; with certificates they prove nothing.
     pub(super) fn open(&mut self, frame: &RxFrame<'_>) -> Option<Vec<u8>> {
         let mut bytes = vec![0; frame.len()];
         if sealed::is_sealed(frame) != Some(true) || !frame.copy_to(0, &mut bytes) {
@@ -110,16 +111,16 @@ impl Seal {
         Some(bytes)
     }
 
-    /// Whether an OPEN in answer, up to its tag, proves that its sender has the key, or a
-    /// certificate that is good. The first answer gives the session its keys. A second one, as of
-    /// another node with the same address, is let through on its tag alone, but with certificates
-    /// refused: there the tag proves nothing.
+    /// Whether an OPEN in answer, up to its tag, proves that its sender has the key or a valid
+    /// certificate. The first such answer yields the session's keys. A second answer, as of another
+    /// node with the same address, is accepted on its tag alone with a pre-shared key, and refused
+    /// with certificates, where the tag proves nothing.
     fn agree(&mut self, open: &[u8]) -> bool {
         if self.keys.is_some() {
             return !self.ring.has_certificate();
         }
         let Some(handshake) = &mut self.handshake else { return false };
-        // Both ends say what they have in `caps`.
+        // Both ends announce AES in `caps`.
         let theirs = open[BASE_LEN + 32] & OpenOp::AES as u8 != 0;
         let finished = handshake.finish(open, self.aes && theirs);
         self.refuses |= matches!(finished, Err(Refused::Certificate(_)));
