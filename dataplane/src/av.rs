@@ -1,6 +1,6 @@
-//! Address vectors: `fi_addr_t` to endpoint, and back for `FI_SOURCE`.
+//! Address vectors: `fi_addr_t` to endpoint, and endpoint to `fi_addr_t` for `FI_SOURCE`.
 //!
-//! Inserting and removing are the control path and may allocate; lookups never do.
+//! Insertion and removal are control path and may allocate; look-ups never do.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -9,21 +9,21 @@ use crate::idx::{AddrIdx, PeerIdx};
 use crate::index::Index;
 use crate::types::{FI_ADDR_UNSPEC, FiAddr};
 
-/// An endpoint as the node knows it.
+/// An endpoint, as an address vector stores it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AvEntry {
-    /// Number of its peer in the node's table.
+    /// Index of the peer in the node's table.
     pub peer: PeerIdx,
     /// Number of the endpoint at the peer.
     pub ep: u16,
-    /// Which receive context of a scalable endpoint that is, if the address names one; else 0.
+    /// The receive context of a scalable endpoint, if the address names one; else 0.
     pub rx_ctx: u8,
-    /// The life of the peer that the address named when it was inserted; 0 any.
+    /// Incarnation of the peer in the inserted address; 0 for any.
     pub incarnation: u64,
 }
 
 impl AvEntry {
-    /// The endpoint number in the address that was inserted, which names no receive context.
+    /// The endpoint number of the inserted address, which names no receive context.
     pub fn inserted_ep(&self) -> u16 {
         self.ep - u16::from(self.rx_ctx)
     }
@@ -31,33 +31,33 @@ impl AvEntry {
 
 /// An address vector (table and map alike: `fi_addr_t` is an index).
 ///
-/// The same endpoint may be inserted any number of times. Each index stays usable until it is
-/// removed; the way back names one of them.
+/// The same endpoint may be inserted any number of times. Each index stays valid until it is
+/// removed; the reverse look-up returns one of them.
 #[derive(Debug, Default)]
 pub struct Av {
     slots: Vec<Slot>,
-    /// The indices that were removed and not given out again.
+    /// Removed indices that can be assigned again, lowest first.
     free: BinaryHeap<Reverse<AddrIdx>>,
-    /// The newest index of each endpoint, by peer and endpoint.
+    /// The newest index of each endpoint, keyed by peer and endpoint.
     reverse: Index<AddrIdx>,
     /// Indices in use of each peer.
     of_peer: Vec<u32>,
-    /// How many of the highest bits of an address name a receive context.
+    /// Number of the highest bits of an address that name a receive context.
     rx_ctx_bits: u32,
-    /// What completions call the first indices; empty until the user names one.
+    /// User IDs of the first indices; empty until the user sets one.
     user_ids: Vec<FiAddr>,
-    /// The same of handles of keys.
+    /// User IDs of authorization keys, by the key's handle.
     key_ids: Vec<(FiAddr, FiAddr)>,
-    /// What the user has not named is called [`FI_ADDR_UNSPEC`], else as it is.
+    /// Whether completions report an index without a user ID as [`FI_ADDR_UNSPEC`] instead of the
+    /// index.
     by_user_id: bool,
 }
 
-/// An index: an entry with its neighbours among those of the same endpoint, a list from newest to
-/// oldest.
+/// One index: an entry, linked with the other indices of the same endpoint from newest to oldest.
 #[derive(Clone, Copy, Debug)]
 enum Slot {
     Free,
-    /// In words, as there are as many of these as peers.
+    /// The incarnation as two words, for a smaller alignment: there are as many slots as peers.
     Used {
         peer: PeerIdx,
         ep: u16,
@@ -76,7 +76,7 @@ impl Slot {
         Some(AvEntry { peer, ep, rx_ctx: 0, incarnation })
     }
 
-    /// Of the endpoint that a used one names.
+    /// Hash of the endpoint of a used slot; 0 for a free one.
     fn hash(&self) -> u64 {
         let Self::Used { peer, ep, .. } = *self else { return 0 };
         hash(peer, ep)
@@ -84,21 +84,21 @@ impl Slot {
 }
 
 impl Av {
-    /// An empty vector with room for `count` addresses; it grows when they are more.
+    /// An empty vector with room for `count` addresses; it grows beyond that.
     pub fn with_capacity(count: usize) -> Self {
-        // A hint comes from the application, so it is believed only so far.
+        // The hint comes from the application, so the reservation is capped.
         let count = count.min(1 << 20);
         let (slots, reverse) = (Vec::with_capacity(count), Index::with_capacity(count));
         Self { slots, reverse, ..Self::default() }
     }
 
-    /// From now on an address has `bits` bits at the top, at most 16, that name a receive context
-    /// of a scalable endpoint; the index stands in the others.
+    /// Reserves the `bits` highest bits of an address, at most 16, for the receive context of a
+    /// scalable endpoint; the other bits hold the index.
     pub fn name_contexts(&mut self, bits: u32) {
         self.rx_ctx_bits = bits;
     }
 
-    /// From now on completions call only that by a name which the user names (`FI_AV_USER_ID`).
+    /// Makes completions report user IDs only (`FI_AV_USER_ID`).
     pub fn name_by_user_id(&mut self) {
         self.by_user_id = true;
     }
@@ -108,8 +108,8 @@ impl Av {
         self.by_user_id
     }
 
-    /// Lets completions call the endpoint at index `addr` by `user_id` until it is removed; says
-    /// what it names, `None` if nothing.
+    /// Sets the user ID that completions report for index `addr` until the index is removed.
+    /// Returns the index's entry, `None` if it has none.
     pub fn set_user_id(&mut self, addr: FiAddr, user_id: FiAddr) -> Option<AvEntry> {
         let at = usize::try_from(addr).ok()?;
         let entry = self.slots.get(at)?.entry()?;
@@ -120,24 +120,24 @@ impl Av {
         Some(entry)
     }
 
-    /// As [`set_user_id`](Self::set_user_id), of the `handle` of a key, for good.
+    /// [`set_user_id`](Self::set_user_id) for the `handle` of an authorization key; permanent.
     pub fn set_key_user_id(&mut self, handle: FiAddr, user_id: FiAddr) {
         self.key_ids.retain(|(of, _)| *of != handle);
         self.key_ids.push((handle, user_id));
     }
 
-    /// What completions call the `handle` of a key.
+    /// The user ID of the `handle` of an authorization key.
     pub fn key_user_id(&self, handle: FiAddr) -> FiAddr {
         let named = self.key_ids.iter().find(|(of, _)| *of == handle);
         named.map_or_else(|| self.unnamed(handle), |(_, id)| *id)
     }
 
-    /// What completions call an address without a name of the user's.
+    /// What completions report for an address without a user ID.
     fn unnamed(&self, addr: FiAddr) -> FiAddr {
         if self.by_user_id { FI_ADDR_UNSPEC } else { addr }
     }
 
-    /// Inserts an endpoint at the lowest index that is free.
+    /// Inserts an endpoint at the lowest free index.
     ///
     /// # Panics
     /// At 2^32 - 1 addresses, which memory does not hold.
@@ -168,8 +168,8 @@ impl Av {
         addr
     }
 
-    /// Removes an index, and says what it named; `None` if it names nothing. Other indices of the
-    /// same endpoint stay.
+    /// Removes an index. Returns its entry, `None` if it had none. Other indices of the same
+    /// endpoint stay.
     pub fn remove(&mut self, addr: FiAddr) -> Option<AvEntry> {
         let slot = self.slots.get_mut(usize::try_from(addr).ok()?)?;
         let entry = slot.entry()?;
@@ -193,7 +193,7 @@ impl Av {
         Some(entry)
     }
 
-    /// What `addr` names, `None` if nothing.
+    /// The entry of `addr`, `None` if it has none.
     #[inline]
     pub fn lookup(&self, addr: FiAddr) -> Option<AvEntry> {
         match self.slots.get(usize::try_from(addr).ok()?) {
@@ -202,8 +202,8 @@ impl Av {
         }
     }
 
-    /// What an address names that is no index: its receive context has a number above that of the
-    /// address that was inserted.
+    /// The entry of an address that names a receive context: endpoint numbers of receive contexts
+    /// follow that of the inserted address.
     #[inline(never)]
     fn lookup_context(&self, addr: FiAddr) -> Option<AvEntry> {
         let shift = FiAddr::BITS.checked_sub(self.rx_ctx_bits).filter(|&s| s < FiAddr::BITS)?;
@@ -212,8 +212,9 @@ impl Av {
         Some(AvEntry { ep: entry.ep.checked_add(rx_ctx.into())?, rx_ctx, ..entry })
     }
 
-    /// What completions call endpoint `ep` of life `inc` of `peer`: the newest index that names
-    /// that life, or any, or what the user calls it. `None` if it was not inserted.
+    /// What completions report as the source for endpoint `ep` of incarnation `inc` of `peer`: the
+    /// newest index that was inserted with that incarnation or with any, or its user ID. `None` if
+    /// there is no such index.
     #[inline]
     pub fn reverse(&self, peer: PeerIdx, inc: u64, ep: u16) -> Option<FiAddr> {
         let mut idx = self.newest(peer, ep)?;
@@ -242,7 +243,7 @@ impl Av {
         self.len() == 0
     }
 
-    /// The indices in use in order, with what they name.
+    /// The indices in use in ascending order, with their entries.
     pub fn iter(&self) -> impl Iterator<Item = (FiAddr, AvEntry)> {
         let used = self.slots.iter().enumerate();
         used.filter_map(|(i, slot)| Some((i as FiAddr, slot.entry()?)))
@@ -256,7 +257,7 @@ impl Av {
         })
     }
 
-    /// Makes `idx` the one that is told of an endpoint of which none is.
+    /// Makes `idx` the reverse look-up's result for an endpoint that has none.
     fn list(&mut self, peer: PeerIdx, ep: u16, idx: AddrIdx) {
         let Self { reverse, slots, .. } = self;
         reverse.insert(hash(peer, ep), idx, |i| slots[i.at()].hash());
@@ -274,7 +275,7 @@ const fn words(incarnation: u64) -> [u32; 2] {
     [incarnation as u32, (incarnation >> 32) as u32]
 }
 
-/// Of an endpoint.
+/// Hash of an endpoint.
 const fn hash(peer: PeerIdx, ep: u16) -> u64 {
     ((peer.get() as u64) << 16 | ep as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }

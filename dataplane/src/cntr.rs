@@ -1,4 +1,4 @@
-//! Completion counters.
+//! Completion counters (`fi_cntr`).
 
 /// What the value of a counter counts (`enum fi_cntr_events`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -6,11 +6,11 @@ pub enum CntrEvents {
     /// Operations that succeeded (`FI_CNTR_EVENTS_COMP`).
     #[default]
     Comp,
-    /// Bytes that they transferred (`FI_CNTR_EVENTS_BYTES`).
+    /// Bytes that successful operations transferred (`FI_CNTR_EVENTS_BYTES`).
     Bytes,
 }
 
-/// Operations that succeeded, and how many bytes they transferred together.
+/// An increment of a counter: operations that succeeded, and the bytes that they transferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Done {
     pub(crate) ops: u64,
@@ -28,7 +28,7 @@ impl Done {
     }
 }
 
-/// Counts successes, or their bytes, and failures of operations. Both numbers wrap.
+/// A counter of successes (or their bytes) and failures. Both values wrap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Cntr {
     value: u64,
@@ -37,7 +37,7 @@ pub(crate) struct Cntr {
 }
 
 impl Cntr {
-    /// A counter of these, 0.
+    /// A counter of `events`, with both values 0.
     pub(crate) fn of(events: CntrEvents) -> Self {
         Self { events, ..Self::default() }
     }
@@ -82,7 +82,7 @@ impl Cntr {
         self.value
     }
 
-    /// Failures.
+    /// Number of failures.
     #[inline]
     pub(crate) fn readerr(&self) -> u64 {
         self.err

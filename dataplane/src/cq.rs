@@ -1,5 +1,5 @@
-//! Completion queues: a ring that cannot overrun, since each operation reserves its entry when it
-//! is posted.
+//! Completion queues: a ring that cannot overrun, since each operation reserves an entry when it is
+//! posted.
 
 use barewire_driver::hint::cold;
 
@@ -9,17 +9,18 @@ use crate::idx::{CqErrIdx, CqIdx};
 use crate::slab::Slab;
 use crate::types::{CqErr, Cqe, FI_ADDR_UNSPEC};
 
-/// Takes a completion: from its entry in the ring or, if the queue was just found empty, straight
-/// from where it is made, so that it never enters the ring.
+/// A consumer of one completion. It takes the completion from the ring or, if the queue is empty
+/// when the operation completes, directly from the code that completes it, so that the completion
+/// never enters the ring.
 pub trait Reader {
-    /// Whether this is its queue, by slot.
+    /// Whether it reads queue `cq`.
     fn reads(&self, cq: CqIdx) -> bool;
 
-    /// Takes the entry.
+    /// Consumes the completion.
     fn take(self, cqe: &Cqe);
 }
 
-/// No reader: entries go to their queue.
+/// No reader: every completion goes to its queue.
 pub struct NoReader;
 
 impl Reader for NoReader {
@@ -34,34 +35,34 @@ impl Reader for NoReader {
 
 /// A completion queue.
 ///
-/// Entries come out in the order they went in, successes and failures alike. Those used and those
-/// reserved, `head..promised`, never exceed the capacity; the [`Lead`] before the ring occupies no
-/// entry.
+/// Entries are read in the order in which they were written, successes and failures alike. Used and
+/// reserved entries together, `head..promised`, never exceed the capacity; the [`Lead`] before the
+/// ring occupies no entry.
 #[derive(Debug)]
 pub(crate) struct Cq {
-    /// Slots in use are `head..tail` modulo the capacity. Grows, in reserved room, up to the
-    /// capacity on the first way around: what is never used is never touched.
+    /// Entries in use are `head..tail` modulo the capacity. During the first round the vector grows
+    /// within its reserved capacity, so that unused memory is never touched.
     ring: Vec<Entry>,
-    /// The records of the failures in the ring, which are long and rare. (Boxed, to keep the
-    /// queue's slot short.)
+    /// Records of the failures in the ring, which are long and rare. (Boxed, to keep the queue's
+    /// slot small.)
     errs: Box<Slab<CqErr, (), CqErrIdx>>,
     head: u64,
     tail: u64,
     mask: u64,
-    /// Where the tail will be once every reserved entry is used.
+    /// The tail once every reserved entry is used.
     promised: u64,
     lead: Lead,
-    /// Entries to be read: `tail - head`, and one more while there is a lead.
+    /// Entries that can be read: `tail - head`, plus 1 while there is a lead.
     ready: usize,
 }
 
-/// The completion of a send that was written while the queue was empty, reduced to its two words
-/// that are not zero. Usually it is read before another entry arrives. Later entries go into the
-/// ring, behind it.
+/// The completion of a send that was written while the queue was empty, reduced to its two non-zero
+/// words. Usually it is read before another entry is written. Later entries go into the ring,
+/// behind it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Lead {
     op_context: u64,
-    /// Empty if there is none.
+    /// Empty if there is no lead.
     flags: CqFlags,
 }
 
@@ -73,7 +74,7 @@ impl Lead {
     }
 }
 
-/// 64 bytes.
+/// An entry of the ring, 64 bytes.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     cqe: Cqe,
@@ -97,7 +98,7 @@ impl Cq {
         }
     }
 
-    /// Makes room for at least `size` entries, if there is less. Allocates and moves what there is.
+    /// Enlarges the queue to at least `size` entries. Allocates and moves the entries.
     pub(crate) fn raise_capacity(&mut self, size: usize) {
         let capacity = size.next_power_of_two();
         if capacity <= self.capacity() {
@@ -112,7 +113,7 @@ impl Cq {
         (self.head, self.tail, self.promised) = (0, used, used + reserved);
     }
 
-    /// A queue without an entry: nothing is there, nothing can be reserved or pushed.
+    /// A queue with capacity 0: nothing can be reserved or pushed.
     pub(crate) fn none() -> Self {
         Self {
             ring: Vec::new(),
@@ -126,8 +127,8 @@ impl Cq {
         }
     }
 
-    /// Keeps one entry free for a later push. False, and nothing kept, if none is left: the
-    /// operation must not start, its caller gets [`Error::Again`].
+    /// Reserves one entry for a later push. False, and nothing reserved, if none is free: the
+    /// operation must not start, and its caller gets [`Error::Again`].
     #[inline]
     pub(crate) fn reserve(&mut self) -> bool {
         let room = self.has_room();
@@ -135,16 +136,16 @@ impl Cq {
         room
     }
 
-    /// [`reserve`](Self::reserve) after [`has_room`](Self::has_room) said true.
+    /// [`reserve`](Self::reserve) after [`has_room`](Self::has_room) returned true.
     #[inline(always)]
     pub(crate) fn reserve_free(&mut self) {
         self.promised += 1;
     }
 
-    /// Gives one reservation back: the operation will write no completion.
+    /// Returns one reservation: the operation will write no completion.
     ///
     /// # Panics
-    /// If there is none.
+    /// If nothing is reserved.
     #[inline]
     pub(crate) fn unreserve(&mut self) {
         self.check_reserved();
@@ -154,22 +155,22 @@ impl Cq {
     /// Reserves `n` entries at once.
     ///
     /// # Panics
-    /// If not so many are free.
+    /// If fewer than `n` are free.
     pub(crate) fn reserve_many(&mut self, n: u32) {
         assert!(n as usize <= self.room(), "cq: {n} entries are not free");
         self.promised += u64::from(n);
     }
 
-    /// Gives `n` reservations back.
+    /// Returns `n` reservations.
     ///
     /// # Panics
-    /// If there are not so many.
+    /// If fewer than `n` are reserved.
     pub(crate) fn unreserve_many(&mut self, n: u32) {
         assert!(n as usize <= self.reserved(), "cq: {n} entries are not reserved");
         self.promised -= u64::from(n);
     }
 
-    /// Appends a success, in an entry reserved before.
+    /// Appends a success in a reserved entry.
     ///
     /// # Panics
     /// If none is reserved: a completion would be lost.
@@ -179,7 +180,7 @@ impl Cq {
         self.append(cqe, CqErrIdx::NONE);
     }
 
-    /// Appends a failure, in an entry reserved before.
+    /// Appends a failure in a reserved entry.
     ///
     /// # Panics
     /// As [`push`](Self::push).
@@ -189,8 +190,8 @@ impl Cq {
         self.append(Cqe::default(), idx);
     }
 
-    /// Appends a success that nobody has reserved an entry for. False, and nothing written, if
-    /// every entry is used or reserved.
+    /// Appends a success without a reservation. False, and nothing written, if every entry is used
+    /// or reserved.
     #[inline]
     pub(crate) fn try_push(&mut self, cqe: Cqe) -> bool {
         let room = self.reserve();
@@ -200,7 +201,7 @@ impl Cq {
         room
     }
 
-    /// [`try_push`](Self::try_push) after [`has_room`](Self::has_room) said true.
+    /// [`try_push`](Self::try_push) after [`has_room`](Self::has_room) returned true.
     #[inline(always)]
     pub(crate) fn push_free(&mut self, cqe: Cqe) {
         self.reserve_free();
@@ -232,8 +233,8 @@ impl Cq {
         !self.lead.flags.is_empty()
     }
 
-    /// Takes successes out, at most `most` or as many as stand before the next failure, and says
-    /// how many. Each is lent to `put` where it lies.
+    /// Removes successes, at most `most` and up to the next failure, and returns their number. Each
+    /// is lent to `put` in place.
     #[inline(always)]
     pub(crate) fn take(&mut self, most: usize, mut put: impl FnMut(&Cqe)) -> usize {
         let mut n = 0;
@@ -254,8 +255,8 @@ impl Cq {
         n
     }
 
-    /// [`take`](Self::take) for one entry, which says whether it took it. With `lead_only` the ring
-    /// is not looked at.
+    /// [`take`](Self::take) for one entry; returns whether one was read. With `lead_only` the ring
+    /// is not read.
     #[inline(always)]
     pub(crate) fn take_one(&mut self, lead_only: bool, reader: impl Reader) -> bool {
         if self.is_led() {
@@ -277,20 +278,20 @@ impl Cq {
         self.ready -= 1;
     }
 
-    /// The [`next`](Self::next) was read.
+    /// Removes the [`next`](Self::next) entry, which was read.
     #[inline(always)]
     fn take_next(&mut self) {
         self.head += 1;
         self.ready -= 1;
     }
 
-    /// Whether nothing is there to be read.
+    /// Whether there is nothing to read.
     #[inline(always)]
     pub(crate) fn is_empty(&self) -> bool {
         self.ready == 0
     }
 
-    /// The entry of the ring that is next.
+    /// The ring's next entry.
     #[inline(always)]
     fn next(&self) -> Option<&Entry> {
         if self.head == self.tail {
@@ -299,7 +300,7 @@ impl Cq {
         self.ring.get((self.head & self.mask) as usize)
     }
 
-    /// Why [`take`](Self::take) took nothing.
+    /// The reason why [`take`](Self::take) returned 0.
     ///
     /// # Errors
     /// - [`Error::Again`]: the queue is empty.
@@ -307,7 +308,7 @@ impl Cq {
     ///   it.
     pub(crate) fn empty_reason(&self) -> Result<usize> {
         match self.next() {
-            // The caller gave no room.
+            // The caller's array was empty.
             _ if self.is_led() => Ok(0),
             None => Err(Error::Again),
             Some(next) if next.err != CqErrIdx::NONE => Err(Error::Avail),
@@ -315,7 +316,7 @@ impl Cq {
         }
     }
 
-    /// Takes the failure that is next.
+    /// Removes the failure that is next.
     ///
     /// # Errors
     /// [`Error::Again`] if the queue is empty or a success is next. Nothing was read.
@@ -334,12 +335,12 @@ impl Cq {
         self.ready
     }
 
-    /// Entries there are, beside the lead.
+    /// Entries of the ring; the lead is not counted.
     pub(crate) fn capacity(&self) -> usize {
         self.mask as usize + 1
     }
 
-    /// Entries kept free for operations in flight.
+    /// Entries reserved for operations in flight.
     pub(crate) fn reserved(&self) -> usize {
         (self.promised - self.tail) as usize
     }
@@ -373,7 +374,7 @@ impl Cq {
         self.ready += 1;
     }
 
-    /// The first way around. Within the capacity of the vector, so it does not allocate.
+    /// Appends during the first round. Within the capacity of the vector, so it does not allocate.
     #[cold]
     #[inline(never)]
     fn append_fresh(&mut self, entry: Entry) {

@@ -1,12 +1,12 @@
 //! libfabric's flag words, one type per use, with libfabric's bit values.
 //!
-//! Several bits mean different things in different words (bit 59 is `FI_DIRECTED_RECV`,
-//! `FI_CLAIM` and `FI_SELECTIVE_COMPLETION`), which separate types keep apart.
+//! Some bits have several meanings (bit 59 is `FI_DIRECTED_RECV`, `FI_CLAIM` and
+//! `FI_SELECTIVE_COMPLETION`); separate types keep them apart.
 
 use bitflags::bitflags;
 
 bitflags! {
-    /// Flags of one data transfer operation, and the default ones of an endpoint (`op_flags`).
+    /// Flags of one data transfer operation, or an endpoint's default flags (`op_flags`).
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
     pub struct OpFlags: u64 {
         /// `FI_TAGGED` of an atomic operation: the target is a posted receive.
@@ -17,13 +17,14 @@ bitflags! {
         const MULTI_RECV = 1 << 16;
         /// `FI_REMOTE_CQ_DATA`: eight bytes for the receiver's completion.
         const REMOTE_CQ_DATA = 1 << 17;
-        /// `FI_MORE`: another operation follows at once.
+        /// `FI_MORE`: another operation follows immediately.
         const MORE = 1 << 18;
         /// `FI_PEEK`: look for an unexpected message.
         const PEEK = 1 << 19;
-        /// `FI_TRIGGER`: post it when a counter has reached a threshold. The node does not know it.
+        /// `FI_TRIGGER`: post the operation when a counter reaches a threshold. Handled above the
+        /// node.
         const TRIGGER = 1 << 20;
-        /// `FI_FENCE`: after everything posted before it to the same peer.
+        /// `FI_FENCE`: execute after all operations posted before to the same peer.
         const FENCE = 1 << 21;
         /// `FI_COMPLETION`: write a completion although the queue is selective.
         const COMPLETION = 1 << 24;
@@ -31,15 +32,16 @@ bitflags! {
         const INJECT = 1 << 25;
         /// `FI_INJECT_COMPLETE`: complete when the source buffer may be reused.
         const INJECT_COMPLETE = 1 << 26;
-        /// `FI_TRANSMIT_COMPLETE`: complete when nothing here is needed any more.
+        /// `FI_TRANSMIT_COMPLETE`: complete when the operation needs no local resource any more.
         const TRANSMIT_COMPLETE = 1 << 27;
         /// `FI_DELIVERY_COMPLETE`: complete when the peer has placed the message.
         const DELIVERY_COMPLETE = 1 << 28;
         /// `FI_MATCH_COMPLETE`: complete when the peer has matched the message.
         const MATCH_COMPLETE = 1 << 31;
-        /// `FI_AUTH_KEY` of a receive: its source is the handle of a key, so whoever has that.
+        /// `FI_AUTH_KEY` of a receive: the source is the handle of an authorization key, thus any
+        /// peer that has the key.
         const AUTH_KEY = 1 << 57;
-        /// `FI_DISCARD`: throw the message away.
+        /// `FI_DISCARD`: discard the message.
         const DISCARD = 1 << 58;
         /// `FI_CLAIM`: take the message that a peek or a buffered-receive event announced.
         const CLAIM = 1 << 59;
@@ -120,14 +122,14 @@ bitflags! {
         const TRIGGER = 1 << 20;
         /// `FI_FENCE`.
         const FENCE = 1 << 21;
-        /// `FI_AV_USER_ID`: addresses have names of the user's in completions.
+        /// `FI_AV_USER_ID`: completions report user IDs of addresses.
         const AV_USER_ID = 1 << 41;
         /// `FI_TAGGED_DIRECTED_RECV`: `FI_DIRECTED_RECV` of tagged receives.
         const TAGGED_DIRECTED_RECV = 1 << 45;
         /// `FI_TAGGED_MULTI_RECV`: `FI_MULTI_RECV` of tagged receives.
         const TAGGED_MULTI_RECV = 1 << 46;
-        /// `FI_EXACT_DIRECTED_RECV`: receives that may name their source have to. Alone it is
-        /// `FI_DIRECTED_RECV` as well.
+        /// `FI_EXACT_DIRECTED_RECV`: receives that can name a source must name one. Alone it
+        /// implies `FI_DIRECTED_RECV`.
         const EXACT_DIRECTED_RECV = 1 << 48;
         /// `FI_SOURCE_ERR`.
         const SOURCE_ERR = 1 << 50;
@@ -149,13 +151,13 @@ bitflags! {
 }
 
 impl Caps {
-    /// Those with which receives name their source.
+    /// The capabilities with which receives name a source.
     pub const ANY_DIRECTED_RECV: Caps =
         Caps::DIRECTED_RECV.union(Caps::TAGGED_DIRECTED_RECV).union(Caps::EXACT_DIRECTED_RECV);
 }
 
 bitflags! {
-    /// What may be done with a memory region.
+    /// Permitted accesses of a memory region.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
     pub struct MrAccess: u64 {
         /// `FI_READ`: may be the destination of a read issued here.
