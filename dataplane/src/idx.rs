@@ -1,14 +1,14 @@
-//! The index of a slot, by what lies in it: an index of one table does not fit another.
+//! Typed indices of slots: an index of one table cannot be used in another.
 
-/// The number of no slot.
+/// The number that stands for no slot.
 pub const NONE: u32 = u32::MAX;
 
-/// What names a slot of a [`Slab`](crate::slab::Slab) or a [`Table`](crate::table::Table).
+/// An index of a slot of a [`Slab`](crate::slab::Slab) or a [`Table`](crate::table::Table).
 pub trait Idx: Copy + Eq + 'static {
     /// No slot: the end of a list.
     const NONE: Self;
 
-    /// The slot's number.
+    /// Number of the slot.
     fn get(self) -> u32;
 
     /// The index of slot number `n`.
@@ -29,7 +29,7 @@ impl Idx for u32 {
     }
 }
 
-/// Types of indices.
+/// Defines the index types.
 macro_rules! indices {
     ($($(#[$what:meta])* $name:ident;)*) => {$(
         $(#[$what])*
@@ -38,29 +38,29 @@ macro_rules! indices {
         pub struct $name(u32);
 
         impl $name {
-            /// None of them.
+            /// No slot.
             pub const NONE: Self = Self(NONE);
 
-            /// That in slot number `n`.
+            /// The index of slot number `n`.
             #[inline(always)]
             pub const fn of(n: u32) -> Self {
                 Self(n)
             }
 
-            /// The slot's number.
+            /// Number of the slot.
             #[inline(always)]
             pub const fn get(self) -> u32 {
                 self.0
             }
 
-            /// [`get`](Self::get), to index what lies beside the table.
+            /// [`get`](Self::get) as `usize`, for arrays parallel to the table.
             #[inline(always)]
             pub const fn at(self) -> usize {
                 self.0 as usize
             }
         }
 
-        /// That of none.
+        /// The default is no slot.
         impl Default for $name {
             #[inline(always)]
             fn default() -> Self {
@@ -99,19 +99,19 @@ indices! {
     TxIdx;
     /// A one-sided operation of the fast path.
     FastOpIdx;
-    /// A packet that is kept until it is acknowledged.
+    /// A packet that is kept for retransmission until it is acknowledged.
     SentIdx;
-    /// A message that is pulled, or a read.
+    /// A rendezvous message that is being pulled, or a read.
     PullIdx;
     /// A posted receive.
     RecvIdx;
-    /// A message that has come before its receive was posted.
+    /// A message that arrived before its receive was posted.
     UnexpectedIdx;
-    /// An answer to a peer's one-sided operation.
+    /// A response to a peer's one-sided operation.
     ResponseIdx;
-    /// A message of which some segments have arrived.
+    /// A message whose segments have arrived in part.
     ReassemblyIdx;
-    /// A packet that waits for an earlier one.
+    /// An out-of-order packet.
     OooIdx;
     /// The record of a one-sided operation.
     RmaIdx;
@@ -119,23 +119,23 @@ indices! {
     AvIdx;
     /// A scalable endpoint of a node.
     SepIdx;
-    /// The record of a failure, of one completion queue.
+    /// The record of a failure in one completion queue.
     CqErrIdx;
     /// A group of collectives.
     GroupIdx;
-    /// A call of a collective that is under way.
+    /// A collective operation in progress.
     CallIdx;
     /// A buffer for packed messages.
     PackIdx;
-    /// Where the packets in flight of one session stand.
+    /// The retransmission ring of one session.
     RingIdx;
     /// An address in an address vector.
     AddrIdx;
-    /// A block of memory for messages that nobody has posted a receive for.
+    /// A block of memory for unexpected messages.
     BlockIdx;
 }
 
-/// An index that is kept in 16 bits.
+/// From an index that is stored in 16 bits.
 impl From<u16> for FastOpIdx {
     #[inline(always)]
     fn from(n: u16) -> Self {

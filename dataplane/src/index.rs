@@ -1,34 +1,35 @@
-//! A hash table of indices. It does not hold the keys: they are where the indices point, and the
-//! caller compares.
+//! A hash table of indices. It does not store keys: an index leads to its key, and the caller
+//! compares.
 //!
-//! Four bytes a cell, of which at most seven in eight are used. A cell holds an index and, in the
-//! remaining bits, a part of the key's hash, so that other keys are rarely compared. Open
-//! addressing with linear probing; deletion moves later entries of the probe sequence back.
+//! Four bytes a cell; the load is at most 7/8. A cell holds an index and, in the remaining bits, a
+//! part of the key's hash, so that other keys are rarely compared. Open addressing with linear
+//! probing; deletion moves later entries of the probe sequence back.
 //!
 //! (hashbrown's table marks deleted cells, and rehashes into a larger table when these and the
-//! others fill it: an allocation at a moment that a peer chooses. This table is made for the
+//! others fill it: an allocation at a moment that a peer chooses. This table is sized for the
 //! largest number of indices and never rehashes.)
 
 use std::marker::PhantomData;
 
 use crate::idx::Idx;
 
-/// Fewest cells, if there are any.
+/// Minimum number of cells of a table that has any.
 const MIN: usize = 16;
 
-/// See the module. A hash is whatever the caller makes of a key: the position is taken from its
-/// upper half, what else is remembered of it from its lower one.
+/// The hash table. A hash is the caller's function of a key: its upper half yields the position,
+/// its lower half the bits that the cell keeps.
 #[derive(Debug, Default)]
 pub(crate) struct Index<K> {
-    /// A power of two, or none. 0 is an empty cell, else the lowest bits are an index plus one and
-    /// the others are those of the hash.
+    /// Empty, or a power of two in number. 0 is an empty cell; otherwise the lowest bits are an
+    /// index plus one and the others those of the hash.
     cells: Vec<u32>,
     len: usize,
     _of: PhantomData<fn() -> K>,
 }
 
 impl<K: Idx> Index<K> {
-    /// An empty table with room for the indices below `n`. Large ones are not touched until used.
+    /// An empty table for the indices below `n`. The memory of a large table is not touched before
+    /// use.
     pub(crate) fn with_capacity(n: usize) -> Self {
         Self { cells: cells_for(n), len: 0, _of: PhantomData }
     }
@@ -39,7 +40,7 @@ impl<K: Idx> Index<K> {
         self.len
     }
 
-    /// The index with this hash whose key `is` the one that is looked for.
+    /// The index with this hash for whose key `is` returns true.
     #[inline]
     pub(crate) fn get(&self, hash: u64, is: impl Fn(K) -> bool) -> Option<K> {
         if self.len == 0 {
@@ -60,7 +61,7 @@ impl<K: Idx> Index<K> {
         }
     }
 
-    /// Puts in `idx`, whose key is not there yet. `hash_of` is asked for the keys of other indices.
+    /// Inserts `idx`, whose key is not in the table. `hash_of` returns the hashes of other indices.
     pub(crate) fn insert(&mut self, hash: u64, idx: K, hash_of: impl Fn(K) -> u64) {
         let needed = self.len.max(idx.get() as usize) + 1;
         if !fits(needed, self.cells.len()) {
@@ -75,7 +76,7 @@ impl<K: Idx> Index<K> {
         self.len += 1;
     }
 
-    /// Takes out `idx`, if it is there. `hash_of` is asked for the keys of other indices.
+    /// Removes `idx`, if it is in the table. `hash_of` returns the hashes of other indices.
     pub(crate) fn remove(&mut self, hash: u64, idx: K, hash_of: impl Fn(K) -> u64) {
         if !fits(idx.get() as usize + 1, self.cells.len()) {
             return;
@@ -97,7 +98,7 @@ impl<K: Idx> Index<K> {
                 break;
             }
             let home = self.home(hash_of(K::new((other & mask as u32) - 1)));
-            // It may move back unless that would put it before its home.
+            // A cell must not move back before its home position.
             if at.wrapping_sub(home) & mask >= at.wrapping_sub(hole) & mask {
                 self.cells[hole] = other;
                 hole = at;
@@ -115,7 +116,7 @@ impl<K: Idx> Index<K> {
         self.cells[at] = self.cell(hash, idx);
     }
 
-    /// What stands for `idx`, which fits, and a key with this hash.
+    /// The cell of `idx`, which fits, with a key of this hash.
     fn cell(&self, hash: u64, idx: K) -> u32 {
         let mask = self.cells.len().wrapping_sub(1) as u32;
         hash as u32 & !mask | idx.get().wrapping_add(1) & mask
@@ -126,14 +127,14 @@ impl<K: Idx> Index<K> {
     }
 }
 
-/// Whether `cells` hold as many indices, and all below that number.
+/// Whether `cells` have room for `count` indices, all of them below `count`.
 const fn fits(count: usize, cells: usize) -> bool {
     count <= cells / 8 * 7
 }
 
-/// Empty cells for as many indices.
+/// Empty cells for `count` indices.
 fn cells_for(count: usize) -> Vec<u32> {
-    // Zeros, which are asked for as such: the memory is not written.
+    // Allocated as zeroed memory: the pages are not written.
     vec![0; if count == 0 { 0 } else { (count * 8).div_ceil(7).next_power_of_two().max(MIN) }]
 }
 

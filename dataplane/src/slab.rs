@@ -1,11 +1,11 @@
-//! Fixed tables: a slab of slots, and lists threaded through them.
+//! Slabs: tables of fixed capacity, and lists threaded through their slots.
 //!
-//! A slab reserves address space for all its slots when it is made and touches a slot's memory when
-//! the slot is first used, so a large table of a small node costs address space only. Slots are
-//! named by index; a holder that keeps an index across a free keeps a [`Handle`] instead.
+//! A slab reserves address space for all its slots when it is created and touches a slot's memory
+//! at the slot's first use, so a large table of a small node costs address space only. Slots are
+//! named by index; a holder that may keep an index beyond a free keeps a [`Handle`] instead.
 //!
-//! An index that names no used slot is our own bug and panics in every build: it would hand one
-//! operation's state to another.
+//! An index of a slot that is not in use is a bug of this crate and panics in every build: it would
+//! lead to the state of another operation.
 
 use std::marker::PhantomData;
 use std::ops::{Index, IndexMut};
@@ -16,7 +16,7 @@ use barewire_driver::mem::prefetch;
 use crate::idx::Idx;
 pub use crate::idx::NONE;
 
-/// The index of a slot with the generation it had: names one life of the slot.
+/// The index of a slot with its generation: names one allocation of the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Handle<K = u32> {
     pub(crate) idx: K,
@@ -24,18 +24,18 @@ pub struct Handle<K = u32> {
 }
 
 impl<K: Copy> Handle<K> {
-    /// Puts together what [`idx`](Self::idx) and [`generation`](Self::generation) took apart. Parts
-    /// that never were a handle name nothing.
+    /// Reassembles a handle from its [`idx`](Self::idx) and [`generation`](Self::generation). Parts
+    /// that do not come from a handle name no value.
     pub const fn from_parts(idx: K, generation: u32) -> Self {
         Self { idx, generation }
     }
 
-    /// The slot.
+    /// Index of the slot.
     pub const fn idx(self) -> K {
         self.idx
     }
 
-    /// Which life of the slot. Starts at 1, so a handle of two zeros names nothing.
+    /// Generation of the slot. Starts at 1, so a handle of two zeros names no value.
     pub const fn generation(self) -> u32 {
         self.generation
     }
@@ -43,8 +43,8 @@ impl<K: Copy> Handle<K> {
 
 /// A table of at most `capacity` values, each named by the index `K` of its slot.
 ///
-/// The slot freed last is given out first, while its memory is still in the cache. Slots are
-/// aligned as `A` is: to a [`Line`] where it matters which parts of a value share one.
+/// The slot freed last is allocated first, while its memory is still in the cache. Slots have the
+/// alignment of `A`: [`Line`] where it matters which fields of a value share a cache line.
 #[derive(Debug)]
 pub struct Slab<T, A = (), K = u32> {
     slots: Vec<Slot<T, A>>,
@@ -54,10 +54,10 @@ pub struct Slab<T, A = (), K = u32> {
     _named_by: PhantomData<fn() -> K>,
 }
 
-/// Both variants have the generation, which shares a word with the tag. So the tag is never an
-/// invalid value of `T`, whose compare would take a register.
+/// Both variants contain the generation, which shares a word with the tag. So the compiler does not
+/// encode the tag in a niche of `T`, whose comparison would occupy a register.
 ///
-/// The aligning member stands behind the value: before it, its padding would be lost.
+/// The aligning member follows the value: before it, its padding would be wasted.
 #[derive(Debug)]
 #[repr(u32)]
 enum Slot<T, A> {
@@ -72,7 +72,7 @@ impl<T, A> Slot<T, A> {
     }
 }
 
-/// A cache line.
+/// Alignment to a cache line.
 #[derive(Debug)]
 #[repr(align(64))]
 pub struct Line;
@@ -88,17 +88,17 @@ impl<T, K: Idx> Slab<T, (), K> {
 }
 
 impl<T, K: Idx> Slab<T, Line, K> {
-    /// As [`with_capacity`](Slab::with_capacity), with slots that begin with a line of the cache.
+    /// [`with_capacity`](Slab::with_capacity) with slots aligned to cache lines.
     pub fn with_lines(n: usize) -> Self {
         Self::reserve(n)
     }
 }
 
 impl<T, A, K: Idx> Slab<T, A, K> {
-    /// Bytes that a slot takes.
+    /// Size of a slot, bytes.
     pub const SLOT_LEN: usize = size_of::<Slot<T, A>>();
 
-    /// Bytes of a slot that stand before the value: the tag and the generation.
+    /// Bytes of a slot before the value: the tag and the generation.
     pub const HEAD_LEN: usize = if align_of::<T>() > 8 { align_of::<T>() } else { 8 };
 
     fn reserve(n: usize) -> Self {
@@ -107,15 +107,15 @@ impl<T, A, K: Idx> Slab<T, A, K> {
         Self { slots, capacity: n, free_head: NONE, len: 0, _named_by: PhantomData }
     }
 
-    /// Puts `value` into a free slot; `None`, and `value` dropped, if there is none. Never
-    /// allocates.
+    /// Stores `value` in a free slot; `None`, and `value` dropped, if there is none. Never
+    /// allocates memory.
     #[inline]
     pub fn alloc(&mut self, value: T) -> Option<K> {
         self.vacant().map(|_| self.fill(value))
     }
 
-    /// The slot that the next [`fill`](Self::fill) takes, `None` if the slab is full. For a caller
-    /// that wants to keep the value then.
+    /// The slot that the next [`fill`](Self::fill) uses, `None` if the slab is full. For callers
+    /// that keep the value in that case.
     #[inline]
     pub fn vacant(&mut self) -> Option<K> {
         if self.free_head == NONE && !self.grow() {
@@ -124,10 +124,10 @@ impl<T, A, K: Idx> Slab<T, A, K> {
         Some(K::new(self.free_head))
     }
 
-    /// Puts `value` into the slot that [`vacant`](Self::vacant) has just named.
+    /// Stores `value` in the slot that [`vacant`](Self::vacant) has just returned.
     ///
     /// # Panics
-    /// If there is none.
+    /// If no slot is free.
     #[inline]
     pub fn fill(&mut self, value: T) -> K {
         let idx = self.free_head;
@@ -139,11 +139,11 @@ impl<T, A, K: Idx> Slab<T, A, K> {
         K::new(idx)
     }
 
-    /// Puts the value that `make` makes, given its index, into a free slot. `None`, and nothing
-    /// made, if there is none. Never allocates.
+    /// Stores the value of `make`, which is given the index, in a free slot. `None`, and `make` not
+    /// called, if there is none. Never allocates memory.
     #[inline(always)]
     pub fn alloc_with(&mut self, make: impl FnOnce(K) -> T) -> Option<K> {
-        // `grow` does not see `make`, so that the value is constructed in its slot.
+        // `grow` does not take `make`, so that the value is constructed in its slot.
         if self.free_head == NONE && !self.grow() {
             return cold(None);
         }
@@ -158,14 +158,14 @@ impl<T, A, K: Idx> Slab<T, A, K> {
         Some(K::new(idx))
     }
 
-    /// Prefetches the slot that will be given out next, if there is other work to do until then.
+    /// Prefetches the slot that will be allocated next, for callers with other work until then.
     #[inline(always)]
     pub fn prefetch_free(&self) {
         self.prefetch(K::new(self.free_head), Self::SLOT_LEN);
     }
 
-    /// Makes the next slot that was never used a free one. Within the capacity of the vector, so it
-    /// does not allocate.
+    /// Adds the next never used slot to the free list. Within the capacity of the vector, so it
+    /// does not allocate memory.
     #[cold]
     #[inline(never)]
     fn grow(&mut self) -> bool {
@@ -177,7 +177,7 @@ impl<T, A, K: Idx> Slab<T, A, K> {
         true
     }
 
-    /// Takes the value out and gives the slot back.
+    /// Frees a slot and returns its value.
     ///
     /// # Panics
     /// If the slot is not in use.
@@ -242,7 +242,8 @@ impl<T, A, K: Idx> Slab<T, A, K> {
         }
     }
 
-    /// How often the slot has been used so far, this time included; 0 for one never used. Wraps.
+    /// Allocations of the slot so far, the current one included; 0 for a slot that was never used.
+    /// Wraps.
     pub fn generation(&self, idx: K) -> u32 {
         match self.slots.get(idx.get() as usize) {
             Some(Slot::Used { generation, .. } | Slot::Free { generation, .. }) => *generation,
@@ -260,12 +261,12 @@ impl<T, A, K: Idx> Slab<T, A, K> {
         }
     }
 
-    /// A name for this life of the slot.
+    /// The handle of the slot's current allocation.
     pub fn handle(&self, idx: K) -> Handle<K> {
         Handle { idx, generation: self.generation(idx) }
     }
 
-    /// The value that `handle` names, `None` if its slot has been freed since.
+    /// The value that `handle` names, `None` if its slot was freed since.
     #[inline(always)]
     pub fn by_handle(&self, handle: Handle<K>) -> Option<&T> {
         match self.slots.get(handle.idx.get() as usize) {
@@ -303,8 +304,7 @@ impl<T, A, K: Idx> Slab<T, A, K> {
         self.free_head == NONE && self.slots.len() == self.capacity
     }
 
-    /// Makes room for `n` values in all, if there is less. Allocates and moves what there is, which
-    /// keeps its indices.
+    /// Raises the capacity to `n`. Allocates, and moves the values; their indices stay.
     ///
     /// # Panics
     /// As [`with_capacity`](Slab::with_capacity).
@@ -314,7 +314,7 @@ impl<T, A, K: Idx> Slab<T, A, K> {
         self.capacity = self.capacity.max(n);
     }
 
-    /// Slots there are.
+    /// Number of slots.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
@@ -324,7 +324,7 @@ impl<T, A, K: Idx> Slab<T, A, K> {
         self.capacity - self.len()
     }
 
-    /// The used slots in order of index. Costs a look at every slot ever used.
+    /// The used slots in ascending order. Visits every slot ever used.
     pub fn iter(&self) -> impl Iterator<Item = (K, &T)> {
         self.slots.iter().enumerate().filter_map(|(i, slot)| match slot {
             Slot::Used { value, .. } => Some((K::new(i as u32), value)),
@@ -375,12 +375,12 @@ fn not_used(idx: u32) -> ! {
     panic!("slab: slot {idx} is not in use")
 }
 
-/// The neighbours of an entry in one list.
+/// The links of an entry in one list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Link<K = u32> {
-    /// The entry before, or [`NONE`](Idx::NONE).
+    /// Previous entry, or [`NONE`](Idx::NONE).
     pub prev: K,
-    /// The entry after, or [`NONE`](Idx::NONE).
+    /// Next entry, or [`NONE`](Idx::NONE).
     pub next: K,
 }
 
@@ -390,12 +390,12 @@ impl<K: Idx> Default for Link<K> {
     }
 }
 
-/// An entry that can stand in the list number `LIST` of its slab. One that can stand in two lists
-/// at once implements it twice.
+/// An entry that can be in list number `LIST` of its slab. One that can be in two lists at once
+/// implements the trait twice.
 pub trait Linked<const LIST: usize, K = u32> {
-    /// The neighbours, to change them.
+    /// The links, mutable.
     fn link(&mut self) -> &mut Link<K>;
-    /// The neighbours.
+    /// The links.
     fn link_ref(&self) -> &Link<K>;
 }
 
@@ -410,13 +410,13 @@ pub trait SlotsMut<T, K>: IndexMut<K, Output = T> {}
 
 impl<T, K, S: IndexMut<K, Output = T>> SlotsMut<T, K> for S {}
 
-/// The entry count of a list: `u32`, or `()`, which takes no memory.
+/// The length field of a list: `u32`, or `()`, which takes no memory.
 pub trait Count: Copy {
-    /// Of an empty list.
+    /// Length of an empty list.
     const ZERO: Self;
-    /// One more.
+    /// Adds one.
     fn up(&mut self);
-    /// One less.
+    /// Subtracts one.
     fn down(&mut self);
 }
 
@@ -444,13 +444,13 @@ impl Count for () {
     fn down(&mut self) {}
 }
 
-/// A list without an entry count.
+/// A list without a length field.
 pub type Queue<const LIST: usize, K = u32> = List<LIST, (), K>;
 
 /// A doubly linked list of slots of one slab or table.
 ///
-/// Holds indices only: every call is given the slab, always the same. An entry must leave the list
-/// before its slot is freed.
+/// Holds indices only: every call is given the slab, always the same. An entry must be removed from
+/// the list before its slot is freed.
 #[derive(Clone, Copy, Debug)]
 pub struct List<const LIST: usize, C = u32, K = u32> {
     /// The first entry, or [`NONE`](Idx::NONE).
@@ -473,13 +473,13 @@ impl<const LIST: usize, C: Count, K: Idx> List<LIST, C, K> {
         Self { head: K::NONE, tail: K::NONE, len: C::ZERO }
     }
 
-    /// Whether nothing is in the list.
+    /// Whether the list is empty.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.head == K::NONE
     }
 
-    /// Appends `idx`, which is in no list of this number.
+    /// Appends `idx`, which is in no list with this number.
     #[inline]
     pub fn push_back<T: Linked<LIST, K>>(&mut self, slab: &mut impl SlotsMut<T, K>, idx: K) {
         *slab[idx].link() = self.end();
@@ -506,7 +506,7 @@ impl<const LIST: usize, C: Count, K: Idx> List<LIST, C, K> {
         self.len.up();
     }
 
-    /// Prepends `idx`, which is in no list of this number.
+    /// Prepends `idx`, which is in no list with this number.
     #[inline]
     pub fn push_front<T: Linked<LIST, K>>(&mut self, slab: &mut impl SlotsMut<T, K>, idx: K) {
         *slab[idx].link() = Link { prev: K::NONE, next: self.head };
@@ -519,7 +519,7 @@ impl<const LIST: usize, C: Count, K: Idx> List<LIST, C, K> {
         self.len.up();
     }
 
-    /// Takes the first entry out of the list.
+    /// Removes the first entry.
     #[inline]
     pub fn pop_front<T: Linked<LIST, K>>(&mut self, slab: &mut impl SlotsMut<T, K>) -> Option<K> {
         let idx = self.head;
@@ -530,17 +530,17 @@ impl<const LIST: usize, C: Count, K: Idx> List<LIST, C, K> {
         Some(idx)
     }
 
-    /// Takes `idx`, which is in this list, out of it.
+    /// Removes `idx`, which is in this list.
     ///
     /// # Panics
-    /// If `idx` stands at an end and it is not this list's end: it is in another list or in none.
+    /// If the links of `idx` show that it is first or last of a list, but not of this one.
     #[inline]
     pub fn remove<T: Linked<LIST, K>>(&mut self, slab: &mut impl SlotsMut<T, K>, idx: K) {
         let link = std::mem::take(slab[idx].link());
         self.cut(slab, idx, link);
     }
 
-    /// Joins the entries on both sides of `idx`, whose neighbours were `link`.
+    /// Links the neighbours of `idx`, whose links were `link`, with each other.
     ///
     /// # Panics
     /// As [`remove`](Self::remove).

@@ -1,8 +1,8 @@
 //! Tables for the hottest look-ups: endpoints, completion queues, peers, posted receives.
 //!
-//! A [`Slab`](crate::slab::Slab) whose free slots hold a value too: [`Vacant::vacant`], which
-//! refuses every request. So a look-up by index or name need not test whether the slot is in use,
-//! and a freed value need not be moved out.
+//! A table is a [`Slab`](crate::slab::Slab) whose free slots hold a value as well:
+//! [`Vacant::vacant`], which refuses every request. So a look-up by index or handle need not test
+//! whether the slot is in use, and a freed value need not be moved out.
 
 use std::marker::PhantomData;
 use std::mem::offset_of;
@@ -20,8 +20,8 @@ pub trait Vacant {
     fn vacant() -> Self;
 }
 
-/// A table of at most `capacity` values, each named by the index `K` of its slot. Slots never used
-/// take address space only. Slots are aligned as `A` is, like those of a
+/// A table of at most `capacity` values, each named by the index `K` of its slot. A slot that was
+/// never used takes address space only. Slots have the alignment of `A`, like those of a
 /// [`Slab`](crate::slab::Slab).
 #[derive(Debug)]
 pub struct Table<T, A = (), K = u32> {
@@ -36,7 +36,7 @@ pub struct Table<T, A = (), K = u32> {
 #[repr(C)]
 struct Slot<T, A> {
     generation: u32,
-    /// The next free slot, if this is one.
+    /// Next free slot, if this slot is free.
     next: u32,
     value: T,
     _aligned: [A; 0],
@@ -58,8 +58,8 @@ impl<T: Vacant, K: Idx> Table<T, (), K> {
         Self::reserve(n)
     }
 
-    /// [`with_capacity`](Self::with_capacity) with a slot 0 that stays vacant beside the `n`
-    /// others: index zero then names a vacant slot.
+    /// [`with_capacity`](Self::with_capacity) for `n` values beside slot 0, which stays vacant:
+    /// index zero then names a vacant slot.
     pub fn with_nobody(n: usize) -> Self {
         let mut table = Self::reserve(n + 1);
         table.grow();
@@ -69,7 +69,7 @@ impl<T: Vacant, K: Idx> Table<T, (), K> {
 
 impl<T: Vacant, K: Idx> Table<T, Line, K> {
     /// [`with_capacity`](Table::with_capacity) on large pages where the kernel has them, with slots
-    /// aligned to cache lines: for a long table with random access. A sparse table would waste most
+    /// aligned to cache lines. For a long table with random access; a sparse table would waste most
     /// of each large page.
     pub fn with_large_pages(n: usize) -> Self {
         let table = Self::reserve(n);
@@ -77,8 +77,8 @@ impl<T: Vacant, K: Idx> Table<T, Line, K> {
         table
     }
 
-    /// Enlarges the table to `n` slots and moves its values to other memory. False, and nothing
-    /// changed, if there is no memory.
+    /// Enlarges the table to `n` slots and moves its values. False, without side effect, if there
+    /// is no memory.
     pub fn enlarge(&mut self, n: usize) -> bool {
         let mut slots: Vec<Slot<T, Line>> = Vec::new();
         if n >= NONE as usize || slots.try_reserve_exact(n.max(self.capacity)).is_err() {
@@ -94,7 +94,7 @@ impl<T: Vacant, K: Idx> Table<T, Line, K> {
 }
 
 impl<T: Vacant, A, K: Idx> Table<T, A, K> {
-    /// Bytes that a slot takes.
+    /// Size of a slot, bytes.
     pub const SLOT_LEN: usize = size_of::<Slot<T, A>>();
 
     /// Bytes of a slot before the value.
@@ -106,8 +106,8 @@ impl<T: Vacant, A, K: Idx> Table<T, A, K> {
         Self { slots, capacity: n, free_head: NONE, _named_by: PhantomData }
     }
 
-    /// Puts `value` into a free slot; `None`, and `value` dropped, if there is none. Never
-    /// allocates.
+    /// Stores `value` in a free slot; `None`, and `value` dropped, if there is none. Never
+    /// allocates memory.
     pub fn alloc(&mut self, value: T) -> Option<K> {
         self.alloc_named(value).map(Handle::idx)
     }
@@ -119,7 +119,7 @@ impl<T: Vacant, A, K: Idx> Table<T, A, K> {
         let slot = match self.slots.get_mut(idx.get() as usize) {
             Some(slot) => slot,
             None => {
-                // Without the value, which could otherwise not stay in registers.
+                // `grow` does not take the value, which could otherwise not stay in registers.
                 idx = cold(self.grow())?;
                 self.slots.get_mut(idx.get() as usize)?
             }
@@ -131,8 +131,7 @@ impl<T: Vacant, A, K: Idx> Table<T, A, K> {
         Some(Handle { idx: K::new(idx), generation })
     }
 
-    /// Adds a slot that was never used to the free ones, if no other is free and the table is not
-    /// full.
+    /// Adds a never used slot to the free list, if that is empty and the table is not full.
     #[cold]
     #[inline(never)]
     fn grow(&mut self) -> Option<u32> {
@@ -144,8 +143,8 @@ impl<T: Vacant, A, K: Idx> Table<T, A, K> {
         Some(idx)
     }
 
-    /// Adds a slot that was never used to the free ones, if no other is free, which
-    /// [`alloc_again`](Self::alloc_again) needs the first time around.
+    /// Ensures that a free slot exists, by adding a never used one to the free list if that is
+    /// empty. [`alloc_again`](Self::alloc_again) needs this until each slot was used once.
     #[inline]
     pub fn make_free(&mut self) {
         if self.free_head == NONE
@@ -155,8 +154,7 @@ impl<T: Vacant, A, K: Idx> Table<T, A, K> {
         }
     }
 
-    /// Takes a free slot into use again, with the value that it still holds. `None` if there is
-    /// none.
+    /// Allocates a free slot with the value that it still holds. `None` if no slot is free.
     #[inline(always)]
     pub fn alloc_again(&mut self) -> Option<(K, &mut T)> {
         let idx = self.free_head;
@@ -167,7 +165,7 @@ impl<T: Vacant, A, K: Idx> Table<T, A, K> {
         Some((K::new(idx), &mut slot.value))
     }
 
-    /// Takes the value out and gives the slot back.
+    /// Frees a slot and returns its value.
     ///
     /// # Panics
     /// If the slot is not in use.
@@ -182,10 +180,10 @@ impl<T: Vacant, A, K: Idx> Table<T, A, K> {
 
 impl<T, A, K: Idx> Table<T, A, K> {
     /// [`free`](Self::free) that leaves the value in the slot: for callers that made it vacant, or
-    /// never look [at](Self::at_mut) free slots.
+    /// that never access free slots with [`at_mut`](Self::at_mut).
     ///
     /// # Panics
-    /// If there is no such slot.
+    /// If the slot does not exist.
     #[inline(always)]
     pub fn discard(&mut self, idx: K) -> &mut T {
         let slot = &mut self.slots[idx.get() as usize];
@@ -249,28 +247,28 @@ impl<T, A, K: Idx> Table<T, A, K> {
         self.free_head == NONE && self.slots.len() == self.capacity
     }
 
-    /// Slots there are.
+    /// Number of slots.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Slots that were ever used: every index in use is below.
+    /// Number of slots ever used: above every index in use.
     pub fn slots(&self) -> u32 {
         self.slots.len() as u32
     }
 
-    /// Slots in use. Costs a look at every slot ever used.
+    /// Slots in use. Visits every slot ever used.
     pub fn count(&self) -> usize {
         self.iter().count()
     }
 
-    /// The handle of this life of the slot; that of no value if the slot is free.
+    /// The handle of the slot's current allocation; one that names no value if the slot is free.
     pub fn handle(&self, idx: K) -> Handle<K> {
         let used = self.slots.get(idx.get() as usize).filter(|slot| slot.is_used());
         Handle { idx, generation: used.map_or(0, |slot| slot.generation) }
     }
 
-    /// The value that `handle` names, `None` if its slot has been freed since.
+    /// The value that `handle` names, `None` if its slot was freed since.
     #[inline(always)]
     pub fn by_handle(&self, handle: Handle<K>) -> Option<&T> {
         match self.slots.get(handle.idx.get() as usize) {
@@ -288,7 +286,7 @@ impl<T, A, K: Idx> Table<T, A, K> {
         }
     }
 
-    /// The used slots in order of index. Costs a look at every slot ever used.
+    /// The used slots in ascending order. Visits every slot ever used.
     pub fn iter(&self) -> impl Iterator<Item = (K, &T)> {
         let used = self.slots.iter().enumerate().filter(|(_, slot)| slot.is_used());
         used.map(|(i, slot)| (K::new(i as u32), &slot.value))

@@ -1,41 +1,41 @@
 //! A timer wheel: one deadline for each of many ids.
 //!
-//! 512 slots of 16.384 microseconds, 8.4 ms around. A deadline is rounded up to a slot, so it comes
-//! up to one slot late and never early. One farther than the wheel goes around waits in the
-//! farthest slot and is moved on when that one is due. Arming an armed id with a later deadline
-//! only notes the deadline, since most timers are pushed on many times before they ring: the id is
-//! moved when its old slot is due.
+//! 512 slots of 16.384 microseconds, 8.4 ms per revolution. A deadline is rounded up to a slot, so
+//! a timer expires at most one slot late and never early. A timer beyond the revolution waits in
+//! the farthest slot and is moved when that slot is due. Rearming a timer with a later deadline
+//! only stores the deadline, since most timers are postponed many times before they expire: the
+//! timer is moved when its old slot is due.
 //!
 //! Invariant: every occupied slot stands for one tick of `cur..cur + 512`.
 
 use crate::idx::{Idx, NONE};
 use crate::types::Instant;
 
-/// A slot's width as a power of two, nanoseconds.
+/// A slot's width in nanoseconds, as a power of two.
 const TICK_SHIFT: u32 = 14;
-/// A slot's width, nanoseconds: how late a deadline may come.
+/// A slot's width, nanoseconds: the largest delay of an expiry.
 const TICK_NS: u64 = 1 << TICK_SHIFT;
 /// Slots of the wheel.
 const SLOTS: usize = 512;
 /// Words of the bitmap of occupied slots.
 const WORDS: usize = SLOTS / 64;
-/// The list, beyond the slots, of ids whose slot was due and whose deadline was not. Empty outside
-/// a round of [`Wheel::expire`].
+/// The list, beyond the slots, of ids whose slot was due before their deadline. Empty outside of
+/// one [`Wheel::expire`] call.
 const LATER: u16 = SLOTS as u16;
 /// The slot of an id that is not armed.
 const UNARMED: u16 = u16::MAX;
-/// The last tick that can be told, 146 years from the start of time.
+/// The highest tick: 146 years from the start of time.
 const TICK_MAX: u64 = (1 << 48) - 1;
 
-/// Deadlines of ids below a fixed number, one each.
+/// A timer wheel for ids below a fixed number.
 ///
-/// Time does not go backwards: a `now` before an earlier one fires nothing early, but what is
-/// armed then may be late by the difference.
+/// Time must not go backwards: a `now` before an earlier one expires nothing early, but a timer
+/// armed then may expire late by the difference.
 #[derive(Debug)]
 pub struct Wheel<K> {
-    /// Before this moment nothing is due, nanoseconds. Never later than the earliest slot.
+    /// No timer is due before this time, nanoseconds. Never later than the earliest slot.
     due_ns: u64,
-    /// The latest time we were told, nanoseconds.
+    /// The latest `now` of a caller, nanoseconds.
     now_ns: u64,
     /// Every slot before this tick is empty.
     cur: u64,
@@ -44,17 +44,17 @@ pub struct Wheel<K> {
     occupied: [u64; WORDS],
     heads: [K; SLOTS + 1],
     timers: Vec<Timer<K>>,
-    /// Ids and slots that [`expire`](Self::expire) has looked at.
+    /// Ids and slots that [`expire`](Self::expire) has visited.
     #[cfg(test)]
     steps: usize,
 }
 
-/// 16 bytes an id.
+/// The timer of one id, 16 bytes.
 #[derive(Clone, Copy, Debug)]
 struct Timer<K> {
     prev: K,
     next: K,
-    /// The tick of the deadline above, the slot it waits in below (16 bits).
+    /// Tick of the deadline in the upper bits, current slot in the lower 16.
     key: u64,
 }
 
@@ -71,8 +71,8 @@ impl<K: Idx> Timer<K> {
 }
 
 impl<K: Idx> Wheel<K> {
-    /// A wheel for the ids `0..n`, none of them armed. Reserves 16 bytes an id, touched when the id
-    /// is first armed.
+    /// A wheel for the ids `0..n`, none of them armed. Reserves 16 bytes per id, touched when the
+    /// id is first armed.
     pub fn new(n: usize, now: Instant) -> Self {
         assert!(n < NONE as usize, "wheel: {n} ids do not fit an index");
         Self {
@@ -89,18 +89,18 @@ impl<K: Idx> Wheel<K> {
         }
     }
 
-    /// Takes the ids `0..n`, if those are more, whatever is armed.
+    /// Enlarges the wheel to the ids `0..n`. Armed timers stay armed.
     pub fn enlarge(&mut self, n: usize) {
         assert!(n < NONE as usize, "wheel: {n} ids do not fit an index");
         self.id_max = self.id_max.max(n as u32);
         self.timers.reserve(n.saturating_sub(self.timers.len()));
     }
 
-    /// Lets `id` come out of [`expire`](Self::expire) at `at`, instead of when it would have if it
-    /// was armed. A moment that has passed comes out of the next `expire`.
+    /// Arms `id`, or rearms it, to expire at `at`. A deadline in the past expires in the next
+    /// [`expire`](Self::expire).
     ///
     /// # Panics
-    /// If `id` is not below the number the wheel was made for.
+    /// If `id` is not below the wheel's number of ids.
     #[inline]
     pub fn arm(&mut self, id: K, at: Instant) {
         let tick = tick_after(at);
@@ -117,14 +117,14 @@ impl<K: Idx> Wheel<K> {
             None => self.touch(id),
         }
         if self.len == 0 {
-            // Nothing is in a slot, so the wheel may turn to the present at once.
+            // No slot is occupied, so the wheel may turn to the present at once.
             self.cur = self.cur.max(self.now_ns >> TICK_SHIFT);
         }
         let slot_tick = self.link(id, tick);
         self.due_ns = self.due_ns.min(slot_tick << TICK_SHIFT);
     }
 
-    /// Takes `id`'s deadline back, if it has one.
+    /// Disarms `id`, if it is armed.
     #[inline]
     pub fn disarm(&mut self, id: K) {
         if self.is_armed(id) {
@@ -132,24 +132,24 @@ impl<K: Idx> Wheel<K> {
         }
     }
 
-    /// Whether `id` has a deadline.
+    /// Whether `id` is armed.
     #[inline]
     pub fn is_armed(&self, id: K) -> bool {
         self.timers.get(id.get() as usize).is_some_and(|t| t.slot() != UNARMED)
     }
 
-    /// Ids that have a deadline.
+    /// Number of armed ids.
     pub fn len(&self) -> usize {
         self.len as usize
     }
 
-    /// Whether no id has a deadline.
+    /// Whether no id is armed.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// When to call [`expire`](Self::expire) next: at most one slot after the earliest deadline,
-    /// and before it if that was pushed on or is far.
+    /// Time of the next [`expire`](Self::expire): at most one slot after the earliest deadline, and
+    /// before it if that deadline was postponed or is beyond the revolution.
     pub fn next_deadline(&self) -> Option<Instant> {
         if self.heads[LATER as usize] != K::NONE {
             return Some(Instant(self.cur << TICK_SHIFT));
@@ -157,11 +157,12 @@ impl<K: Idx> Wheel<K> {
         self.first_occupied().map(|tick| Instant(tick << TICK_SHIFT))
     }
 
-    /// Takes out one id whose deadline has passed; call it until `None`. Costs a comparison while
-    /// nothing is due, and a walk over 512 bits at most however far `now` has jumped.
+    /// Removes and returns one id whose deadline has passed; call it until `None`. Costs a
+    /// comparison while nothing is due, and a scan of 512 bits at most however far `now` has
+    /// advanced.
     ///
-    /// An id that is armed for a moment not after `now` while the caller loops comes out again in
-    /// the same loop.
+    /// An id that is armed for a time not after `now` during the caller's loop is returned in the
+    /// same loop.
     #[inline]
     pub fn expire(&mut self, now: Instant) -> Option<K> {
         self.now_ns = now.0;
@@ -171,7 +172,8 @@ impl<K: Idx> Wheel<K> {
         self.expire_due(now.0 >> TICK_SHIFT)
     }
 
-    /// Whether nothing is due at `now`: then it is as if [`expire`](Self::expire) had been called.
+    /// Whether no timer is due at `now`. If so, it has the effect of an [`expire`](Self::expire)
+    /// that returned `None`.
     #[inline]
     pub fn passes(&mut self, now: Instant) -> bool {
         let passes = now.0 < self.due_ns;
@@ -203,7 +205,8 @@ impl<K: Idx> Wheel<K> {
                     if deadline <= now_tick {
                         return Some(id);
                     }
-                    // Its slot after `now` may stand for an earlier tick until `cur` gets there.
+                    // The id's slot may stand for an earlier tick until `cur` has advanced to
+                    // `now`.
                     self.link_slot(id, deadline, LATER);
                 }
                 next => {
@@ -218,7 +221,7 @@ impl<K: Idx> Wheel<K> {
         }
     }
 
-    /// Puts the ids that wait in no slot into one.
+    /// Moves the ids of the [`LATER`] list into their slots.
     fn place_later(&mut self) {
         loop {
             let id = self.heads[LATER as usize];
@@ -242,7 +245,7 @@ impl<K: Idx> Wheel<K> {
         }
         let start = self.cur as usize % SLOTS;
         let (word, bit) = (start / 64, start % 64);
-        // The first word is looked at twice: from `start` up, and at the end for what is below.
+        // The first word is scanned twice: upwards from `start`, and at the end for the bits below.
         let upper = self.occupied[word] & (u64::MAX << bit);
         for i in 0..=WORDS {
             let at = (word + i) % WORDS;
@@ -255,7 +258,7 @@ impl<K: Idx> Wheel<K> {
         None
     }
 
-    /// Links `id` where its deadline belongs, and says the tick of that slot.
+    /// Links `id` into the slot of its deadline, and returns the tick of that slot.
     fn link(&mut self, id: K, tick: u64) -> u64 {
         let slot_tick = tick.clamp(self.cur, self.cur + SLOTS as u64 - 1);
         self.link_slot(id, tick, (slot_tick % SLOTS as u64) as u16);
@@ -300,7 +303,7 @@ impl<K: Idx> Wheel<K> {
     }
 }
 
-/// The first tick that does not begin before `at`.
+/// The first tick that begins at or after `at`.
 const fn tick_after(at: Instant) -> u64 {
     let tick = at.0.saturating_add(TICK_NS - 1) >> TICK_SHIFT;
     if tick < TICK_MAX { tick } else { TICK_MAX }
