@@ -1,25 +1,25 @@
-//! Why a call was refused or an operation ended badly.
+//! Errors of calls and of operations.
 
-/// One variant, one `fi_errno`. A call that returns one had no side effect.
+/// One variant per `fi_errno`. A call that returns an error had no side effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// No work request, credit or completion-queue entry is free, or the queue read is empty.
-    /// Drive the completion queue, then try again.
+    /// Progress the completion queue, then try again.
     #[error("resource temporarily unavailable: read the completion queue, then try again")]
     Again,
     /// The queue's next entry is an error: read it with `readerr`.
     #[error("an error entry is next: call readerr")]
     Avail,
-    /// An argument is out of range; the text says which.
+    /// An argument is out of range; the text names it.
     #[error("invalid argument: {0}")]
     Invalid(&'static str),
-    /// A length or count is above the limit that the attributes report.
+    /// A length or count exceeds the limit that the attributes report.
     #[error("message or element count too long")]
     MsgTooLong,
-    /// A flag is unknown, or was not granted to this object.
+    /// A flag is unknown, or is not enabled for this object.
     #[error("flag not known or not granted")]
     BadFlags,
-    /// The operation needs a capability that was not asked for, or a pair that does not exist.
+    /// The operation needs a capability that was not requested, or the combination does not exist.
     #[error("operation not supported: {0}")]
     OpNotSupp(&'static str),
     /// The endpoint is not enabled, or closed.
@@ -31,16 +31,16 @@ pub enum Error {
     /// The endpoint has no address vector.
     #[error("no address vector bound")]
     NoAv,
-    /// The endpoint has no event queue and needs one.
+    /// The endpoint needs an event queue and has none.
     #[error("no event queue bound")]
     NoEq,
-    /// Something still uses the object.
+    /// The object is in use.
     #[error("object is busy")]
     Busy,
-    /// The function does not exist here.
+    /// The function is not implemented.
     #[error("function not implemented")]
     NoSys,
-    /// Nothing matches the hints.
+    /// No provider or object matches the hints.
     #[error("nothing matches")]
     NoData,
     /// A receive buffer was shorter than its message.
@@ -64,13 +64,13 @@ pub enum Error {
     /// A result does not fit the caller's buffer.
     #[error("buffer too small")]
     TooSmall,
-    /// The wait ended by time.
+    /// The wait timed out.
     #[error("timed out")]
     TimedOut,
     /// The sender is not in the address vector (`FI_SOURCE_ERR`).
     #[error("source address not in the address vector")]
     AddrNotAvail,
-    /// Somebody has the address (MAC or endpoint number) already.
+    /// The address (MAC or endpoint number) is in use already.
     #[error("address already in use")]
     AddrInUse,
     /// The requested key is in use or does not exist.
@@ -79,16 +79,16 @@ pub enum Error {
     /// The key of a remote operation is unknown at the target.
     #[error("key rejected")]
     KeyRejected,
-    /// The key is right, the access or the bounds are not; or no permission.
+    /// The key is valid, but access or bounds are not; or a permission is missing.
     #[error("permission denied")]
     Access,
-    /// A table that was sized when the domain was opened is full.
+    /// A table whose size was fixed when the domain was opened is full.
     #[error("out of memory or table space")]
     NoMem,
-    /// The process has no file descriptor left; the cure was logged.
+    /// The process has no file descriptor left; the log names the remedy.
     #[error("too many open files")]
     ManyFiles,
-    /// `/dev/shm`, or where else the port keeps its memory, has no room; the cure was logged.
+    /// `/dev/shm`, or another file system of the port's memory, is full; the log names the remedy.
     #[error("no space left on device")]
     NoSpace,
     /// The device is gone.
@@ -100,7 +100,7 @@ pub enum Error {
     /// A handle of a closed object.
     #[error("bad handle")]
     BadFd,
-    /// The process or environment lacks something; the text was logged.
+    /// The process or environment lacks something; the log names it.
     #[error("no such device")]
     NoDev,
     /// Completion queue overrun.
@@ -156,5 +156,5 @@ impl Error {
     }
 }
 
-/// What a call of the fabric returns.
+/// The result of a call.
 pub type Result<T> = std::result::Result<T, Error>;

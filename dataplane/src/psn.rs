@@ -2,14 +2,14 @@
 
 /// A packet sequence number of one session and direction.
 ///
-/// Has no order: of two numbers on a circle neither is the smaller. Code says what it measures
-/// from, with [`since`](Self::since).
+/// There is no order: on a circle neither of two numbers is the smaller. Code names the base that
+/// it measures from, with [`since`](Self::since).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Psn(pub u32);
 
 impl Psn {
-    /// How many packets `self` comes after `base`; negative if it comes before. Right while the
-    /// two are less than 2^31 apart, and a window keeps them within 4,096.
+    /// The distance from `base` to `self` in packets; negative if `self` comes before. Valid while
+    /// the two are less than 2^31 apart; a window keeps them within 4,096.
     #[inline]
     pub const fn since(self, base: Self) -> i32 {
         since(self.0, base.0, u32::BITS)
@@ -22,7 +22,7 @@ impl Psn {
         self.add(1)
     }
 
-    /// The number `n` packets on.
+    /// The number `n` packets later.
     #[inline]
     #[must_use]
     #[allow(clippy::should_implement_trait)] // a `+` would hide that it wraps
@@ -31,8 +31,8 @@ impl Psn {
     }
 }
 
-/// The signed distance from `b` to `a` on a circle of `2^bits`. A width of its own so that a small
-/// circle can be tested whole.
+/// The signed distance from `b` to `a` on a circle of `2^bits`. The width is a parameter so that a
+/// small circle can be tested exhaustively.
 #[inline]
 const fn since(a: u32, b: u32, bits: u32) -> i32 {
     let unused = u32::BITS - bits;

@@ -1,4 +1,4 @@
-//! Time, addresses and completions: the plain values that cross every boundary of this crate.
+//! Time, addresses and completions: the plain values of this crate's interfaces.
 
 use std::fmt;
 use std::ops::Add;
@@ -9,13 +9,13 @@ use barewire_driver::port::{MacAddr, Station};
 use crate::error::Error;
 use crate::flags::CqFlags;
 
-/// A moment, nanoseconds from an arbitrary start. The dataplane never reads a clock: every entry
-/// takes `now`.
+/// A point in time, nanoseconds from an arbitrary start. The dataplane never reads a clock: every
+/// entry point takes `now`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Instant(pub u64);
 
 impl Instant {
-    /// Nanoseconds from `earlier` to `self`, 0 if it is later.
+    /// Nanoseconds from `earlier` to `self`, 0 if `earlier` is later.
     pub const fn since(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
@@ -24,7 +24,7 @@ impl Instant {
 impl Add<u64> for Instant {
     type Output = Self;
 
-    /// `ns` nanoseconds later, at most the end of time.
+    /// `ns` nanoseconds later; saturates.
     fn add(self, ns: u64) -> Self {
         Self(self.0.saturating_add(ns))
     }
@@ -33,38 +33,38 @@ impl Add<u64> for Instant {
 /// `fi_addr_t`: an index in an address vector, or [`FI_ADDR_UNSPEC`].
 pub type FiAddr = u64;
 
-/// Any source on a receive; nobody on a send. Also `FI_ADDR_NOTAVAIL`.
+/// On a receive: any source. On a send: no destination. Also `FI_ADDR_NOTAVAIL`.
 pub const FI_ADDR_UNSPEC: FiAddr = u64::MAX;
 
-/// Which of a node's keys a peer has, on a node that tells several apart
+/// Identifies the key that a peer has, on a node that separates its keys
 /// ([`Keyring::of_tenants`](crate::seal::Keyring::of_tenants)): one station under two keys is two
 /// peers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Tenant(u8);
 
 impl Tenant {
-    /// On a node that does not: whoever has a key is of the one tenant.
+    /// The only tenant of a node that does not separate its keys.
     pub const NONE: Self = Self(0);
 
-    /// What marks the handle of a key: no address vector has so many indices.
+    /// The bit that marks the handle of a key: no address vector has as many indices.
     const HANDLE: FiAddr = 1 << 40;
 
-    /// The one of key number `n`, from 1.
+    /// The tenant of key number `n`, from 1.
     pub(crate) const fn of(n: u8) -> Self {
         Self(n)
     }
 
-    /// Its number; 0 is [`NONE`](Self::NONE).
+    /// Number of its key; 0 is [`NONE`](Self::NONE).
     pub(crate) const fn get(self) -> u8 {
         self.0
     }
 
-    /// The `fi_addr_t` that stands for all peers with its key.
+    /// The `fi_addr_t` that stands for all peers of this tenant.
     pub const fn handle(self) -> FiAddr {
         Self::HANDLE | self.0 as FiAddr
     }
 
-    /// The one that [`handle`](Self::handle) names; `None` if this is the handle of no key.
+    /// The tenant that `handle` names; `None` if it is no key's handle.
     pub const fn of_handle(handle: FiAddr) -> Option<Self> {
         match handle ^ Self::HANDLE {
             n @ 1..=0xff => Some(Self(n as u8)),
@@ -83,16 +83,16 @@ pub const INCARNATION_MAX: u64 = (1 << 48) - 1;
 /// |---|---|
 /// | 0..6 | MAC of the station |
 /// | 6..8 | endpoint number, little-endian |
-/// | 8..14 | incarnation of the domain, little-endian; 0 means whichever lives there now |
+/// | 8..14 | incarnation of the domain, little-endian; 0 for the current one |
 /// | 14..16 | number of the station, little-endian |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EpAddr {
-    /// The process.
+    /// The station, one per process.
     pub station: Station,
     /// Number of the endpoint within its domain, 0 to 65,535.
     pub ep: u16,
-    /// The domain's random name for this one life of it, at most [`INCARNATION_MAX`], or 0 for any
-    /// life.
+    /// Random identifier of this incarnation of the domain, at most [`INCARNATION_MAX`]; 0 for any
+    /// incarnation.
     pub incarnation: u64,
 }
 
@@ -113,7 +113,8 @@ impl EpAddr {
     /// The inverse of [`to_bytes`](Self::to_bytes).
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the MAC is a group address or zero, or the number that of a group: no
+    /// [`Error::Invalid`] if the MAC is a group address or zero, or the station number is one of a
+    /// group: no endpoint has such an address.
     /// endpoint has it.
     pub fn from_bytes(b: &[u8; Self::LEN]) -> Result<Self, Error> {
         let (mut mac, mut inc) = ([0; 6], [0; 8]);
@@ -161,9 +162,9 @@ impl FromStr for EpAddr {
     }
 }
 
-/// The address of a multicast group, what `fi_join` takes: an Ethernet group address and a number.
-/// 16 bytes in the form of an [`EpAddr`]: MAC, number as that of an endpoint, and 8 bytes that are
-/// 0.
+/// The address of a multicast group, as `fi_join` takes it: an Ethernet group address and a number.
+/// 16 bytes in the layout of an [`EpAddr`]: MAC, number in place of the endpoint number, and 8 zero
+/// bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GroupAddr {
     mac: MacAddr,
@@ -171,33 +172,33 @@ pub struct GroupAddr {
 }
 
 impl GroupAddr {
-    /// The group with this address and number. `None` if the address is that of a station, or the
+    /// The group with this address and number. `None` if the address is a unicast address or the
     /// broadcast address.
     pub fn new(mac: MacAddr, number: u16) -> Option<Self> {
         (mac.is_group() && mac != MacAddr::BROADCAST).then_some(Self { mac, number })
     }
 
-    /// The group of an IPv4 multicast address and a port: that with the address which Ethernet has
-    /// for it (RFC 1112). `None` if it is no multicast address.
+    /// The group of an IPv4 multicast address and a port, with the MAC that RFC 1112 maps the
+    /// address to. `None` if the address is not multicast.
     pub fn of_v4(ip: [u8; 4], port: u16) -> Option<Self> {
         let [first, b, c, d] = ip;
         let mac = MacAddr([1, 0, 0x5e, b & 0x7f, c, d]);
         (first >> 4 == 0xe).then_some(Self { mac, number: port })
     }
 
-    /// The same of an IPv6 multicast address (RFC 2464).
+    /// The group of an IPv6 multicast address and a port (RFC 2464).
     pub fn of_v6(ip: [u8; 16], port: u16) -> Option<Self> {
         let [first, .., a, b, c, d] = ip;
         let mac = MacAddr([0x33, 0x33, a, b, c, d]);
         (first == 0xff).then_some(Self { mac, number: port })
     }
 
-    /// The group address.
+    /// The Ethernet group address.
     pub fn mac(self) -> MacAddr {
         self.mac
     }
 
-    /// The number.
+    /// The number of the group.
     pub fn number(self) -> u16 {
         self.number
     }
@@ -213,7 +214,7 @@ impl GroupAddr {
     /// The inverse of [`to_bytes`](Self::to_bytes).
     ///
     /// # Errors
-    /// [`Error::Invalid`]: no group has it.
+    /// [`Error::Invalid`] if no group can have the address.
     pub fn from_bytes(b: &[u8; EpAddr::LEN]) -> Result<Self, Error> {
         let mut mac = [0; 6];
         mac.copy_from_slice(&b[..6]);
@@ -241,51 +242,51 @@ impl FromStr for GroupAddr {
     }
 }
 
-/// Context of an operation whose failure writes no completion entry. It is counted, in the
+/// Context of an operation whose failure writes no completion entry. The failure is counted, in the
 /// endpoint's errors and by a bound counter, and kept for the log.
 ///
-/// The C calls without a context (`fi_inject` and its like) post with it: Open MPI takes the
-/// context of every error entry for a request, and libfabric's own providers write none here. No
-/// pointer has this value: it is in no processor's canonical form.
+/// The C calls without a context (`fi_inject` and its like) post with this value: Open MPI takes
+/// the context of every error entry for a request, and libfabric's own providers write no entry
+/// here. The value is no valid pointer: it is not canonical on any processor.
 pub const NO_ENTRY: u64 = 0x8000_0000_6277_0001;
 
-/// One completion, the union of all formats (`fi_cq_tagged_entry` plus the source), in C's order of
-/// members, so that it is copied to C's as a whole.
+/// One completion, the union of all formats (`fi_cq_tagged_entry` plus the source), with C's order
+/// of members, so that it is copied to the C structure as a whole.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cqe {
     /// The operation's context, verbatim.
     pub op_context: u64,
-    /// What completed.
+    /// Kind of the operation and of the completion.
     pub flags: CqFlags,
     /// Bytes received; 0 for sends.
     pub len: u64,
-    /// Where a multi-recv or buffered message starts, an address; else 0.
+    /// Start address of a multi-recv or buffered message; else 0.
     pub buf: u64,
-    /// Remote CQ data if `flags` says so.
+    /// Remote CQ data if `flags` contains it.
     pub data: u64,
     /// The tag of a tagged message.
     pub tag: u64,
-    /// The sender for `readfrom`, [`FI_ADDR_UNSPEC`] (`FI_ADDR_NOTAVAIL`) if not known.
+    /// The sender for `readfrom`; [`FI_ADDR_UNSPEC`] (`FI_ADDR_NOTAVAIL`) if unknown.
     pub src: FiAddr,
 }
 
 /// One failed operation (`fi_cq_err_entry`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CqErr {
-    /// As in a success. `len` is what was placed.
+    /// As in a success. `len` is the number of bytes placed.
     pub cqe: Cqe,
     /// Bytes that did not fit, for [`Error::Trunc`].
     pub olen: u64,
-    /// Why.
+    /// The error.
     pub err: Error,
-    /// Whether the peer may have executed the operation.
+    /// Whether the peer may have executed the operation, or why it failed.
     pub prov_errno: ProvErrno,
     /// The raw address of an unknown sender (`FI_SOURCE_ERR`).
     pub err_data: Option<EpAddr>,
 }
 
-/// Finer reason of a failed operation, in `prov_errno`.
+/// Detail of a failed operation, in `prov_errno`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[repr(i32)]
 pub enum ProvErrno {
