@@ -115,7 +115,6 @@ impl EpAddr {
     /// # Errors
     /// [`Error::Invalid`] if the MAC is a group address or zero, or the station number is one of a
     /// group: no endpoint has such an address.
-    /// endpoint has it.
     pub fn from_bytes(b: &[u8; Self::LEN]) -> Result<Self, Error> {
         let (mut mac, mut inc) = ([0; 6], [0; 8]);
         mac.copy_from_slice(&b[..6]);

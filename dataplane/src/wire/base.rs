@@ -1,4 +1,4 @@
-//! What every packet starts with: Ethernet header, prologue and base, 40 bytes.
+//! The first 40 bytes of every packet: Ethernet header, prologue and base.
 
 use barewire_driver::frame::{DST_NUMBER_AT, FRAME_MIN, RxFrame, SRC_NUMBER_AT};
 use barewire_driver::port::{MacAddr, Station};
@@ -7,48 +7,48 @@ use super::ty::Tail;
 use super::{BASE_LEN, Bytes, ETHERTYPE, IMM_LEN, TRAILER_LEN, Ty, VERSION, WireError, verify_crc};
 use crate::psn::Psn;
 
-/// Flag of the operation header of every type that may carry remote CQ data: eight bytes of it
+/// Flag in the operation header of every type that may carry remote CQ data: eight bytes of it
 /// follow the header.
 pub(super) const IMM: u8 = 1 << 1;
 
 pub(super) const SEC: u16 = 1 << 7;
 
-/// Where the length of the payload stands.
+/// Offset of the payload length.
 pub(super) const PLEN_AT: usize = 30;
 
 pub(super) const AR: u16 = 1 << 6;
 const RTX: u16 = 1 << 5;
 const CE: u16 = 1 << 4;
 const RESERVED: u16 = 3 << 2;
-/// Trailer code: none of the two bits, or both for a checksum. Two, so that no single flipped bit
-/// hides the checksum that would have shown it.
+/// Trailer code: both bits set for a checksum, none set for no trailer. Two bits, so that no single
+/// bit flip hides the checksum that would detect it.
 const TRAILER: u16 = 3;
 
-/// EtherType and prologue as one big-endian word: the bits that are the same in every frame of
-/// this version, and what they are. CE besides, but in an ACK.
+/// EtherType and prologue as one big-endian word: the mask of the bits that are the same in every
+/// frame of this version, and their value. CE is fixed as well except in an ACK.
 const FIXED_MASK: u32 = 0xffff_0000 | (0xe000 | SEC | RESERVED) as u32;
 const FIXED: u32 = (ETHERTYPE as u32) << 16 | (VERSION as u32) << 13;
 
-/// EtherType and prologue of a packet of type `ty` whose only flag is that of a checksum, if `crc`.
+/// EtherType and prologue of a packet of type `ty` without flags, with a checksum if `crc`.
 #[inline(always)]
 pub(super) const fn first_word(ty: Ty, crc: bool) -> u32 {
     FIXED | (ty as u32) << 8 | if crc { TRAILER as u32 } else { 0 }
 }
 
-/// That word as it lies in a frame.
+/// [`first_word`] in the frame's byte order.
 pub(super) const fn kind(ty: Ty, crc: bool) -> u32 {
     u32::from_le_bytes(first_word(ty, crc).to_be_bytes())
 }
 
-/// The bit of [`AR`] in that.
+/// The [`AR`] bit in [`kind`].
 pub(super) const AR_OF_KIND: u32 = (AR as u32).swap_bytes();
 
-/// Where the numbers of the two stations stand, and four bytes that are 0.
+/// Offset of the two station numbers, which four zero bytes follow.
 pub(super) const NUMBERS_AT: usize = DST_NUMBER_AT;
 const _: () = assert!(SRC_NUMBER_AT == DST_NUMBER_AT + 2 && FRAME_MIN == BASE_LEN);
 
-/// Multiples of eight that any operation header with its remote CQ data may be long, now and
-/// later. Bounds the search for the checksum of a packet of unknown type.
+/// Longest operation header with remote CQ data in any minor version, in multiples of eight bytes.
+/// Bounds the search for the checksum of a packet of unknown type.
 const OP_WORDS_MAX: usize = 12;
 
 /// Ethernet header, prologue and base of a packet.
@@ -58,30 +58,30 @@ pub struct Base {
     pub dst: Station,
     /// Source.
     pub src: Station,
-    /// What the packet is.
+    /// Type of the packet.
     pub ty: Ty,
-    /// The sender wants an acknowledgement at once.
+    /// The sender requests an acknowledgement at once.
     pub ar: bool,
-    /// The packet was sent before, with this PSN.
+    /// A retransmission: the packet was sent before with this PSN.
     pub rtx: bool,
-    /// Of an ACK: a packet that it acknowledges came with a mark of congestion.
+    /// In an ACK: congestion echo. A packet that it acknowledges arrived with a congestion mark.
     pub ce: bool,
     /// A CRC32C follows the payload.
     pub crc: bool,
     /// The receiver's name of the session: bits 0 to 19 slot, 20 to 31 generation. 0 if the sender
-    /// does not know one, in OPEN and RST alone.
+    /// does not know a name, which is allowed in OPEN and RST only.
     pub dst_sid: u32,
-    /// Sequence number; in a control packet its type says what.
+    /// Sequence number; in a control packet its meaning depends on the type.
     pub psn: Psn,
-    /// The next PSN the sender expects: all before it have arrived.
+    /// The next PSN that the sender expects: all before it have arrived.
     pub cack: Psn,
-    /// Low 16 bits of the count of eager units that the sender has ever granted the receiver.
+    /// Low 16 bits of the total of eager units that the sender has granted to the receiver.
     pub grant: u16,
     /// Payload bytes, without checksum and Ethernet padding.
     pub plen: u16,
 }
 
-/// What can be said of a frame whose type is unknown: enough to refuse its packet.
+/// The fields of a frame of unknown type: sufficient to refuse its packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RawBase {
     /// Destination.
@@ -99,23 +99,22 @@ pub struct RawBase {
 }
 
 impl Base {
-    /// Copies the first 40 bytes out of `frame` and checks everything that does not need the
-    /// operation header, and the checksum if there is one.
+    /// Copies the first 40 bytes of `frame`, validates everything that does not need the operation
+    /// header, and verifies the checksum if there is one.
     ///
-    /// When it succeeds the frame holds at least the operation header's least length, `plen` bytes
-    /// and the checksum. What the remote CQ data of a message adds is checked by the operation's
-    /// own parse.
+    /// On success the frame holds at least the operation header's least length, `plen` bytes and
+    /// the checksum. Remote CQ data makes a message longer; the operation's own parse checks that.
     ///
     /// # Errors
-    /// The cause. [`WireError::UnknownType`] is given only for an undamaged packet (as far as it
-    /// carries a checksum), so that it may be answered by a NACK: [`Base::parse_raw`] has what
-    /// that needs. All other causes are to be counted and dropped; another
-    /// [`WireError::Version`] says nothing of the frame being undamaged.
+    /// The cause. [`WireError::UnknownType`] is returned only for an undamaged packet (as far as it
+    /// carries a checksum), so that it may be answered by a NACK: [`Base::parse_raw`] returns the
+    /// fields for that. For all other causes the packet is counted and dropped. A frame of
+    /// [`WireError::Version`] may be damaged.
     #[inline]
     pub fn parse(frame: &RxFrame<'_>) -> Result<Self, WireError> {
         let Some(b) = frame.first_chunk() else { return Err(WireError::Short) };
-        // Nothing below borrows `b` or `base`, so that they stay in registers: this is the one
-        // piece of code that every packet passes.
+        // Nothing below borrows `b` or `base`, so that they stay in registers: every packet passes
+        // this code.
         let b = Bytes::<BASE_LEN>(b);
         let fixed = u32::from_be_bytes(b.get::<12, 4>());
         let Some(ty) = Ty::from_bits((fixed >> 8) as u8) else { return Err(unfit(frame)) };
@@ -134,7 +133,7 @@ impl Base {
             grant: b.u16::<28>(),
             plen: b.u16::<PLEN_AT>(),
         };
-        // Without `&&`: none of it ever fails on a good day, so one branch is enough.
+        // Without `&&`: none of these checks fails for a valid packet, so one branch suffices.
         let fits = (fixed & FIXED_MASK == FIXED)
             & (fixed.wrapping_add(1) & 2 == 0)
             & (!base.ce | (ty as u8 == Ty::Ack as u8))
@@ -151,15 +150,14 @@ impl Base {
         Ok(base)
     }
 
-    /// The receiver's name of the session in a frame of which nothing was checked. `None` if it is
-    /// shorter.
+    /// The receiver's name of the session in an unvalidated frame. `None` if the frame is shorter.
     #[inline(always)]
     pub fn dst_sid_of(frame: &RxFrame<'_>) -> Option<u32> {
         frame.chunk_at(16).map(u32::from_le_bytes)
     }
 
-    /// The fields of a frame whose type this version does not know, or `None` if it is shorter
-    /// than 40 bytes. Checks nothing else.
+    /// The fields of a frame whose type this version does not know, or `None` if it is shorter than
+    /// 40 bytes. Validates nothing else.
     #[cold]
     pub fn parse_raw(frame: &RxFrame<'_>) -> Option<RawBase> {
         let b = Bytes::<BASE_LEN>(frame.first_chunk()?);
@@ -196,14 +194,14 @@ impl Base {
         *out = b.0;
     }
 
-    /// Where a frame whose payload starts at `payload_off` ends, checksum included.
+    /// End of the packet in a frame whose payload starts at `payload_off`, checksum included.
     #[inline]
     pub fn end(&self, payload_off: usize) -> usize {
         let trailer = if self.crc { TRAILER_LEN } else { 0 };
         payload_off + usize::from(self.plen) + trailer
     }
 
-    /// Checks that payload and checksum lie within the frame if the payload starts at
+    /// Checks that payload and checksum are within the frame, for a payload that starts at
     /// `payload_off`, later than [`parse`](Self::parse) could know.
     #[inline]
     pub(super) fn check_end(
@@ -219,8 +217,8 @@ impl Base {
     }
 }
 
-/// Finds where the payload ends from the bytes that the operation's parse will copy again, and
-/// checks the checksum behind it.
+/// Locates the end of the payload and verifies the checksum behind it. The operation's parse copies
+/// the same bytes again.
 #[inline(never)]
 fn check_crc(frame: &RxFrame<'_>, ty: Ty, plen: u16) -> Result<(), WireError> {
     let op = frame.chunk_at::<8>(BASE_LEN).unwrap_or([0; 8]);
@@ -241,16 +239,16 @@ fn check_crc(frame: &RxFrame<'_>, ty: Ty, plen: u16) -> Result<(), WireError> {
     }
 }
 
-/// Whether a MAC, in the lower six bytes as it lies in a frame, and the source's of the `numbers`
-/// can be those of a process, and the four bytes behind the numbers are 0.
+/// Whether MAC (in the lower six bytes, in frame order) and source number in `numbers` are valid
+/// for a station, and the four bytes after the numbers are 0.
 #[inline]
 fn is_station(mac: u64, numbers: u64) -> bool {
     let number = (numbers >> 16) as u16;
     (mac & 1 == 0) & (mac << 16 != 0) & (number != Station::EVERY) & (numbers >> 32 == 0)
 }
 
-/// Says what is wrong with a base that did not pass. Copies it again; a frame that its sender
-/// changes in between is refused for whatever it looks like then.
+/// The cause why a base is invalid. Copies the base again: if the sender changes the frame in
+/// between, the cause is that of the changed bytes.
 #[cold]
 #[inline(never)]
 fn unfit(frame: &RxFrame<'_>) -> WireError {
@@ -295,7 +293,7 @@ fn unfit(frame: &RxFrame<'_>) -> WireError {
     }
 }
 
-/// Says which part of a frame of `len` bytes is cut.
+/// The error for a frame of `len` bytes that is too short.
 #[cold]
 fn truncated(len: usize, payload_off: usize, plen: usize) -> WireError {
     if len < payload_off {
@@ -307,8 +305,8 @@ fn truncated(len: usize, payload_off: usize, plen: usize) -> WireError {
     }
 }
 
-/// Whether a frame whose operation header is not known carries a right checksum; `None` if it is
-/// damaged: it says that it carries one, and that is nowhere, or its trailer code is none.
+/// Whether a frame of unknown operation header carries a correct checksum; `None` if the frame is
+/// damaged: it announces a checksum that is nowhere, or its trailer code is invalid.
 pub(super) fn has_good_crc(frame: &RxFrame<'_>) -> Option<bool> {
     let b = Bytes::<BASE_LEN>(frame.first_chunk()?);
     match u16::from_be_bytes(b.get::<14, 2>()) & TRAILER {
@@ -318,9 +316,9 @@ pub(super) fn has_good_crc(frame: &RxFrame<'_>) -> Option<bool> {
     }
 }
 
-/// Whether the checksum of a packet of unknown type is right at any of the places where it can be.
-/// A damaged type must not be taken for a new one: its refusal would take a good packet out of the
-/// sequence.
+/// Whether the checksum of a packet of unknown type is correct at any of its possible offsets. A
+/// damaged type must not be taken for an unknown one: its refusal would take a good packet out of
+/// the sequence.
 fn crc_anywhere(frame: &RxFrame<'_>, plen: usize) -> bool {
     (0..=OP_WORDS_MAX).any(|words| verify_crc(frame, BASE_LEN + words * 8 + plen))
 }

@@ -1,14 +1,14 @@
-//! The bytes of a packet: one file per header, every byte in `docs/wire.md`.
+//! The wire format: one file per header, every byte in `docs/wire.md`.
 //!
 //! A frame is Ethernet header (14) | prologue (2) | base (24) | operation header | payload |
-//! trailer (0, 4 or 16) | padding. [`Base::parse`] copies the first 40 bytes out once, checks all
-//! that can be checked without the operation header, and the checksum if there is one; then the
-//! operation's own `parse` copies and checks its header. Both copy before they check, because the
-//! frame may lie in memory that its sender still writes. What they return has been checked: a
-//! payload of `base.plen` bytes at `payload_off()` lies within the frame.
+//! trailer (0, 4 or 16) | padding. [`Base::parse`] copies the first 40 bytes once, validates
+//! everything that does not need the operation header, and verifies the checksum if there is one;
+//! then the operation's own `parse` copies and validates its header. Both copy before they
+//! validate, because the frame may be in memory that its sender can still write. Parsed headers are
+//! valid: a payload of `base.plen` bytes at `payload_off()` is within the frame.
 //!
-//! This module has no state: whether a session, endpoint or operation that a packet names exists is
-//! decided above.
+//! This module has no state: whether the session, endpoint or operation of a packet exists is
+//! decided by the node.
 
 mod ack;
 mod base;
@@ -60,56 +60,56 @@ pub const ETHERTYPE: u16 = barewire_driver::frame::ETHERTYPE;
 /// Version in the first three bits of the prologue of every frame sent.
 pub const VERSION: u8 = 3;
 
-/// Lowest and highest version that this build takes part in.
+/// Lowest and highest protocol version that this build speaks.
 pub const VERSIONS: Versions = Versions { min: VERSION, max: VERSION };
 
 /// Bytes before the operation header: Ethernet 14, prologue 2, base 24.
 pub const BASE_LEN: usize = 40;
 
-/// Where the prologue starts, and with it what the checksum covers.
+/// Offset of the prologue, where the checksum's coverage starts.
 pub const PROLOGUE_OFF: usize = 14;
 
-/// Room for any operation header with its remote CQ data but an ACK's; the longest is 64 bytes.
+/// Room for any operation header with its remote CQ data, except an ACK's; the longest is 64 bytes.
 pub const OP_MAX: usize = 72;
 
-/// Room for any head but an ACK's: Ethernet header to payload, rounded up.
+/// Room for the bytes from Ethernet header to payload, except of an ACK; rounded up.
 pub const HEAD_MAX: usize = 120;
 
-/// Bytes of the checksum behind the payload.
+/// Length of the checksum behind the payload, bytes.
 pub const TRAILER_LEN: usize = 4;
 
-/// Bytes of remote CQ data.
+/// Length of remote CQ data, bytes.
 pub const IMM_LEN: usize = 8;
 
-/// Most bytes that one PULL asks for.
+/// Most bytes that one PULL requests.
 pub const PULL_MAX: u32 = 1 << 20;
 
-/// Most bytes that one READ asks for.
+/// Most bytes that one READ requests.
 pub const READ_MAX: u32 = 256 << 10;
 
-/// Bytes that a READ may ask for in one RESP.
+/// Most bytes that a READ requests in one RESP.
 pub const READ_ANSWER_MAX: u32 = 4096;
 
-/// Least `max_frame` a node may announce: what the smallest port carries.
+/// Least `max_frame` that a node may announce: every port carries frames of this length.
 pub const MAX_FRAME_MIN: u32 = 256;
 
 /// Payload bytes of one eager unit.
 pub const UNIT_LEN: u64 = 256;
 
-/// Eager units that a message of `len` bytes costs: one per 256 bytes begun, at least one.
+/// Eager units that a message of `len` bytes costs: one per 256 bytes or part of it, at least one.
 pub const fn units_of(len: u64) -> u64 {
     if len == 0 { 1 } else { len.div_ceil(UNIT_LEN) }
 }
 
-/// A header as bytes; integers at constant offsets, little-endian. An offset outside of it does
-/// not compile.
+/// A header as bytes, with integers at constant offsets, little-endian. An offset outside of the
+/// header does not compile.
 #[derive(Clone, Copy, Debug)]
 struct Bytes<const N: usize>([u8; N]);
 
 impl<const N: usize> Bytes<N> {
     const ZERO: Self = Self([0; N]);
 
-    /// A header of so many words.
+    /// A header of `W` words.
     fn of_words<const W: usize>(words: [u64; W]) -> Self {
         const { assert!(8 * W == N) };
         let mut b = Self::ZERO;
@@ -125,10 +125,10 @@ impl<const N: usize> Bytes<N> {
         frame.chunk_at(at).map(Self).ok_or(WireError::OpTruncated)
     }
 
-    /// Copies a header that we wrote to the start of `bytes`.
+    /// Copies a header that this node wrote to the start of `bytes`.
     ///
     /// # Panics
-    /// If there are fewer.
+    /// If `bytes` is shorter than the header.
     #[inline]
     fn kept(bytes: &[u8]) -> Self {
         let mut b = Self::ZERO;
@@ -199,7 +199,7 @@ impl<const N: usize> Bytes<N> {
     /// Writes the header to the start of `out` and returns its length.
     ///
     /// # Panics
-    /// If `out` is shorter: the caller brings [`OP_MAX`] bytes.
+    /// If `out` is shorter than the header; [`OP_MAX`] bytes suffice.
     #[inline(always)]
     fn write(&self, out: &mut [u8]) -> usize {
         out[..N].copy_from_slice(&self.0);

@@ -1,11 +1,11 @@
-//! Any operation header as one value, for tests, fuzzing and tools that look at all packets. The
-//! node calls the header that it needs.
+//! Any operation header as one value, for tests, fuzzing and tools that decode all packets. The
+//! node parses the specific header.
 
 use barewire_driver::frame::{Body, RxFrame};
 
 use super::*;
 
-/// The operation header of a packet, whichever it is.
+/// The operation header of a packet of any type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::large_enum_variant, reason = "no packet of a node goes through here")]
 pub enum Op {
@@ -33,7 +33,7 @@ pub enum Op {
     Who(WhoOp),
     /// Of a PROBE.
     Probe(ProbeOp),
-    /// A PING has none.
+    /// A PING has no operation header.
     Ping,
     /// Of an RST.
     Rst(RstOp),
@@ -52,7 +52,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// Copies and checks the header that `base` announces, and the records of a PACK.
+    /// Copies and validates the header of `base`'s type, and the records of a PACK.
     ///
     /// # Errors
     /// Those of the header's own parse.
@@ -89,8 +89,8 @@ impl Op {
         })
     }
 
-    /// Writes the header, with remote CQ data if there is any, to the start of `out` and returns
-    /// its length: at most [`OP_MAX`], or [`AckOp::LEN_MAX`] of an ACK.
+    /// Writes the header, with its remote CQ data, to the start of `out` and returns its length: at
+    /// most [`OP_MAX`], or [`AckOp::LEN_MAX`] for an ACK.
     ///
     /// # Panics
     /// If `out` is too short.
@@ -119,7 +119,7 @@ impl Op {
         }
     }
 
-    /// The type of a packet with this header.
+    /// The type of packets with this header.
     pub fn ty(&self) -> Ty {
         match self {
             Self::Ack(..) => Ty::Ack,
@@ -147,7 +147,7 @@ impl Op {
 }
 
 /// A whole frame: `base` with the type of `op` and the length of `payload`, and a checksum if
-/// `base` says so. Allocates, so it is for tests and tools.
+/// `base` has one. Allocates: for tests and tools.
 ///
 /// # Panics
 /// If `payload` is longer than 65,535 bytes.

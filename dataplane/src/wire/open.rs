@@ -5,46 +5,47 @@ use barewire_driver::frame::RxFrame;
 use super::{Base, Bytes, MAX_FRAME_MIN, VERSIONS, Versions, WireError};
 use crate::types::INCARNATION_MAX;
 
-/// Header of an OPEN. The base's `psn` is the first one its sender will use.
+/// Header of an OPEN. The base's `psn` is the first PSN that its sender will use.
 ///
-/// With `sid` and `epoch` 0 it is a *challenge*: its sender has made no session, and wants the OPEN
-/// that it echoes once more, with `cookie` in it.
+/// With `sid` and `epoch` 0 it is a *challenge*: its sender has created no session, and requests
+/// the echoed OPEN again with `cookie` in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenOp {
-    /// The sender's name of the session, to be put in every packet to it. 0 in a challenge.
+    /// The sender's name of the session, which every packet to the sender contains. 0 in a
+    /// challenge.
     pub sid: u32,
-    /// The sender's epoch: a counter that grows with every session it makes. 0 in a challenge.
+    /// The sender's epoch: a counter of the sessions that it creates. 0 in a challenge.
     pub epoch: u32,
     /// The sender's incarnation. Not 0.
     pub inc: u64,
-    /// The incarnation that the session is wanted with; 0 for any.
+    /// The expected incarnation of the receiver; 0 for any.
     pub target_inc: u64,
-    /// The receiver's `sid`, from the OPEN that this one answers; 0 if it answers none.
+    /// The receiver's `sid` in the OPEN that this one answers; 0 if this is no answer.
     pub echo_sid: u32,
     /// The receiver's `epoch`, likewise.
     pub echo_epoch: u32,
-    /// What the sender can do besides: [`NEAR`](Self::NEAR). A bit not known here is a feature not
-    /// used.
+    /// Optional features of the sender, such as [`NEAR`](Self::NEAR). Unknown bits are ignored.
     pub caps: u32,
     /// Most bytes behind the Ethernet header that the sender accepts, at least 256.
     pub max_frame: u32,
-    /// Most packets that the sender accepts from the first not yet received on. Not 0.
+    /// Receive window of the sender in packets. Not 0.
     pub window: u16,
     /// Minor version.
     pub minor: u16,
-    /// Eager units granted from the start.
+    /// Initial grant of eager units.
     pub grant: u32,
-    /// In a challenge the proof that its receiver is to send back, else the proof; 0 for none.
+    /// In a challenge: the cookie that its receiver must return. Else: the returned cookie; 0 for
+    /// none.
     pub cookie: u64,
-    /// Bytes behind the Ethernet header of a frame from the receiver that arrived: the OPEN that
-    /// this one answers. 0 if it answers none, or frames of every length pass.
+    /// Length of the received OPEN that this one answers, bytes behind the Ethernet header: that
+    /// frame length passes. 0 if this is no answer, or frames of every length pass.
     pub frame: u16,
-    /// Versions that the sender speaks.
+    /// Protocol versions that the sender speaks.
     pub versions: Versions,
 }
 
 impl Default for OpenOp {
-    /// All fields zero but the versions, which are those of this build.
+    /// All fields zero except the versions, which are those of this build.
     fn default() -> Self {
         Self {
             sid: 0,
@@ -65,15 +66,15 @@ impl Default for OpenOp {
     }
 }
 
-/// The parameters of an OPEN, which are the same in each repetition of it and which the handshake
-/// of a sealed session authenticates: `caps`, `max_frame`, `window`, `minor`, `grant` and the
-/// versions, as they stand in the header, without what lies between.
+/// The parameters of an OPEN, identical in each repetition and authenticated by the handshake of a
+/// sealed session: `caps`, `max_frame`, `window`, `minor`, `grant` and the versions in the layout
+/// of the header, without the bytes in between.
 pub type OpenParams = [u8; 18];
 
 /// The parameters in an OPEN's header.
 ///
 /// # Panics
-/// If `header` is shorter than one.
+/// If `header` is shorter than an OPEN's header.
 pub(super) fn params_in(header: &[u8]) -> OpenParams {
     let mut params = [0; 18];
     params[..16].copy_from_slice(&header[32..48]);
@@ -85,44 +86,44 @@ impl OpenOp {
     /// Length in a frame, bytes.
     pub const LEN: usize = 64;
 
-    /// In [`caps`](Self::caps): the two nodes are processes of one node, this frame goes through
-    /// memory, and so does every other of the session.
+    /// In [`caps`](Self::caps): the two stations are processes of one node, and every frame of the
+    /// session, this one included, goes through shared memory.
     pub const NEAR: u32 = 1 << 0;
 
-    /// In [`caps`](Self::caps): the sender's processor encrypts with AES itself.
+    /// In [`caps`](Self::caps): the sender's processor has AES instructions.
     pub const AES: u32 = 1 << 1;
 
-    /// In [`caps`](Self::caps): the sender takes ACKs that echo congestion.
+    /// In [`caps`](Self::caps): the sender accepts ACKs with a congestion echo.
     pub const ECHO: u32 = 1 << 2;
 
-    /// Whether it says [`NEAR`](Self::NEAR).
+    /// Whether [`NEAR`](Self::NEAR) is set.
     pub fn is_near(&self) -> bool {
         self.caps & Self::NEAR != 0
     }
 
-    /// Whether it says [`AES`](Self::AES).
+    /// Whether [`AES`](Self::AES) is set.
     pub fn has_aes(&self) -> bool {
         self.caps & Self::AES != 0
     }
 
-    /// Its parameters.
+    /// The parameters.
     pub fn params(&self) -> OpenParams {
         let mut header = [0; Self::LEN];
         self.emit(&mut header);
         params_in(&header)
     }
 
-    /// Whether it answers an OPEN of its receiver.
+    /// Whether this OPEN answers one of its receiver.
     pub fn is_answer(&self) -> bool {
         self.echo_sid != 0
     }
 
-    /// Whether it is a challenge.
+    /// Whether this OPEN is a challenge.
     pub fn is_challenge(&self) -> bool {
         self.sid == 0
     }
 
-    /// Copies and checks the header.
+    /// Copies and validates the header.
     ///
     /// # Errors
     /// [`WireError::Nameless`], [`WireError::OpenEcho`], [`WireError::OpenWindow`],

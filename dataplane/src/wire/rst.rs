@@ -1,4 +1,4 @@
-//! RST: the session that a packet named does not exist, or ends.
+//! RST: reports that the session of a packet does not exist, or has ended.
 
 use std::hash::Hasher;
 
@@ -7,28 +7,28 @@ use barewire_driver::frame::RxFrame;
 use super::{Bytes, VERSIONS, Versions, WireError};
 use crate::psn::Psn;
 
-/// Why there is no session.
+/// Reason of an RST.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u16)]
 pub enum RstReason {
-    /// The sender of the RST knows no session of that name.
+    /// The RST's sender knows no session of that name.
     UnknownSession = 1,
-    /// It closed the session.
+    /// The sender closed the session.
     Closed = 2,
-    /// It speaks another version.
+    /// The sender speaks another version.
     Version = 3,
     /// The packet was for another incarnation.
     WrongIncarnation = 4,
-    /// It took its peer for dead.
+    /// The sender declared its peer dead.
     Dead = 5,
-    /// It has another key. Never sealed.
+    /// The sender has another key. Never sealed.
     OtherKey = 6,
-    /// One of the two has a key and the other has none. Never sealed.
+    /// Only one of the two stations has a key. Never sealed.
     NoKey = 7,
 }
 
 impl RstReason {
-    /// Whether the key is the reason: then the RST can be read without one.
+    /// Whether the reason is the key: such an RST can be read without a key.
     pub fn is_of_key(self) -> bool {
         matches!(self, Self::OtherKey | Self::NoKey)
     }
@@ -51,8 +51,8 @@ impl TryFrom<u16> for RstReason {
     }
 }
 
-/// An image of an incarnation, not 0, that tells one life of a node from another and does not tell
-/// the incarnation: SipHash-2-4 of eight zero bytes under the key (incarnation, incarnation).
+/// A one-way image of an incarnation, not 0: distinguishes incarnations of a node and does not
+/// reveal them. SipHash-2-4 of eight zero bytes under the key (incarnation, incarnation).
 pub fn life_of(incarnation: u64) -> u64 {
     #[expect(deprecated, reason = "the one keyed hash of the standard library that takes its keys")]
     let mut hash = std::hash::SipHasher::new_with_keys(incarnation, incarnation);
@@ -60,23 +60,23 @@ pub fn life_of(incarnation: u64) -> u64 {
     hash.finish().max(1)
 }
 
-/// Header of an RST, the same in every version. Its receiver believes it only if it can have been
-/// sent by one who saw the receiver's packets: `docs/wire.md`, "RST".
+/// Header of an RST, the same in every version. Its receiver accepts it only if the sender can have
+/// seen the receiver's packets: `docs/wire.md`, "RST".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RstOp {
     /// `dst_sid` of the packet that caused it, or 0.
     pub echo_sid: u32,
     /// `psn` of the packet that caused it, or 0.
     pub echo_psn: Psn,
-    /// [`life_of`] the incarnation of the RST's sender, who may not know whom it answers.
+    /// [`life_of`] the incarnation of the RST's sender, which may not know its receiver.
     pub life: u64,
-    /// Incarnation of the node that the RST is for; 0 if its sender does not know it.
+    /// Incarnation of the receiver of the RST; 0 if the sender does not know it.
     pub victim_inc: u64,
-    /// Epoch of that node's session; 0 if the sender does not know it.
+    /// Epoch of the receiver's session; 0 if the sender does not know it.
     pub victim_epoch: u32,
-    /// Why.
+    /// Reason.
     pub reason: RstReason,
-    /// Versions that the sender speaks.
+    /// Protocol versions that the sender speaks.
     pub versions: Versions,
 }
 
@@ -84,8 +84,8 @@ impl RstOp {
     /// Length in a frame, bytes.
     pub const LEN: usize = 32;
 
-    /// What the life `inc` of a node says of a session that it does not know. It names none: for
-    /// who has concluded so much of another frame.
+    /// The RST of incarnation `inc` of a node for a session that it does not know, without a
+    /// session name: for receivers that inferred the same from another frame.
     pub(crate) fn unknown_session(inc: u64) -> Self {
         Self {
             echo_sid: 0,
@@ -98,7 +98,7 @@ impl RstOp {
         }
     }
 
-    /// Copies and checks the header.
+    /// Copies and validates the header.
     ///
     /// # Errors
     /// [`WireError::RstReason`], [`WireError::Versions`], [`WireError::Nameless`],

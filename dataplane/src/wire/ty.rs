@@ -1,4 +1,4 @@
-//! Packet types and what each allows.
+//! Packet types and their properties.
 
 /// The type of a packet, bits 12 to 8 of the prologue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -10,63 +10,63 @@ pub enum Ty {
     Msg = 2,
     /// Several whole messages.
     Pack = 3,
-    /// A piece of a message of several packets.
+    /// A segment of a message of several packets.
     MsgM = 4,
-    /// Announces a message to be pulled.
+    /// Announces a message for rendezvous.
     Rndv = 5,
-    /// Asks for bytes of an announced message.
+    /// Requests bytes of an announced message.
     Pull = 6,
     /// Bytes of an announced message.
     Data = 7,
-    /// The puller has what it wants.
+    /// The receiver of a rendezvous message needs no more bytes.
     End = 8,
-    /// Takes the place of a refused packet.
+    /// Replaces a refused packet.
     Nop = 9,
     /// Refuses a packet.
     Nack = 10,
-    /// Asks who serves a service at a host, or says it.
+    /// Query for the server of a service at a host, or the answer.
     Who = 11,
-    /// Asks whether frames of its length arrive, or says that they do.
+    /// Probe of a frame length, or the answer.
     Probe = 12,
-    /// Asks for an acknowledgement.
+    /// Requests an acknowledgement.
     Ping = 13,
-    /// Ends, or denies, a session.
+    /// Resets or refuses a session.
     Rst = 14,
-    /// Makes a session.
+    /// Opens a session.
     Open = 15,
-    /// Bytes for a memory region.
+    /// Bytes for a remote memory region.
     Write = 16,
-    /// Asks for bytes of a memory region.
+    /// Requests bytes of a remote memory region.
     Read = 17,
-    /// Changes elements of a memory region.
+    /// Changes elements of a remote memory region.
     Atomic = 18,
-    /// What an ATOMIC found, or why a READ was not served.
+    /// Result of an ATOMIC, or the reason why a READ failed.
     Resp = 19,
-    /// A message to a multicast group, of no session.
+    /// A message to a multicast group, outside of sessions.
     Mcast = 22,
 }
 
-/// What is fixed by a type, laid out so that the checks of a base are a load and a comparison each.
+/// Properties of a type, laid out so that each check of a base is a load and a comparison.
 #[derive(Clone, Copy)]
 struct Info {
-    /// Least length of the operation header.
+    /// Least length of the operation header, bytes.
     op_len: u16,
-    /// Most payload.
+    /// Most payload, bytes.
     plen_max: u16,
     /// Least `dst_sid`.
     sid_min: u16,
-    /// Consumes a PSN.
+    /// Whether a packet consumes a PSN.
     reliable: bool,
-    /// What may follow the header.
+    /// Optional part behind the header.
     tail: Tail,
 }
 
-/// What may follow the operation header of a type, before the payload.
+/// The optional part between operation header and payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tail {
     /// Nothing.
     None,
-    /// Words of selective acknowledgement, as many as the header's third byte says.
+    /// Words of selective acknowledgement; the header's third byte contains their number.
     Sack,
     /// Eight bytes of remote CQ data, if the flag in bit 1 of the header's fifth byte is set.
     Imm,
@@ -81,7 +81,7 @@ const fn reliable(op_len: u16, plen_max: u16, tail: Tail) -> Info {
 }
 
 impl Info {
-    /// The one place where the facts of a type are written down.
+    /// The properties of each type are defined here only.
     const fn of(ty: Ty) -> Self {
         match ty {
             Ty::Ack => Self { tail: Tail::Sack, ..control(8, 1) },
@@ -108,7 +108,7 @@ impl Info {
     }
 }
 
-/// By number. What no type has says nothing of a packet.
+/// Properties by type number. The entry of an unused number has no meaning.
 const INFO: [Info; 23] = {
     let mut info = [control(0, 1); 23];
     let mut i = 0;
@@ -144,7 +144,7 @@ impl Ty {
         Self::Mcast,
     ];
 
-    /// The type whose number the low five bits of `bits` are.
+    /// The type whose number is in the low five bits of `bits`.
     #[inline]
     pub(super) fn from_bits(bits: u8) -> Option<Self> {
         BY_BITS[usize::from(bits & 31)]
@@ -156,8 +156,8 @@ impl Ty {
         &INFO[self as usize]
     }
 
-    /// Whether a packet of this type consumes a PSN and is acknowledged. The others are control:
-    /// idempotent, never acknowledged, never repeated by a timer of the sequence.
+    /// Whether packets of this type consume a PSN and are acknowledged. The others are control
+    /// packets: idempotent, never acknowledged, never retransmitted.
     #[inline]
     pub fn is_reliable(self) -> bool {
         self.info().reliable
@@ -169,19 +169,19 @@ impl Ty {
         self.info().plen_max != 0
     }
 
-    /// What may follow the operation header.
+    /// The optional part behind the operation header.
     #[inline]
     pub(super) fn tail(self) -> Tail {
         self.info().tail
     }
 
-    /// Least `dst_sid`: 0 if the sender may not know a name of the receiver's yet, else 1.
+    /// Least `dst_sid`: 0 if the sender may not know the receiver's session name yet, else 1.
     #[inline]
     pub fn sid_min(self) -> u32 {
         self.info().sid_min.into()
     }
 
-    /// Most payload bytes: 0 or as many as `plen` can say.
+    /// Most payload, bytes: 0 or the largest `plen`.
     #[inline]
     pub fn plen_max(self) -> u16 {
         self.info().plen_max
@@ -220,7 +220,7 @@ impl Ty {
     }
 }
 
-/// Types by number, of the prologue's five bits.
+/// Types by number, for the prologue's five bits.
 const BY_BITS: [Option<Ty>; 32] = {
     let mut by_bits = [None; 32];
     let mut i = 0;
@@ -232,7 +232,7 @@ const BY_BITS: [Option<Ty>; 32] = {
 };
 
 impl TryFrom<u8> for Ty {
-    /// The number, which no type of this version has.
+    /// The number, if no type has it.
     type Error = u8;
 
     #[inline]
