@@ -1,4 +1,5 @@
-//! ACK: what has arrived, 8 bytes and up to 64 words of selective acknowledgement (SACK).
+//! ACK: acknowledges received packets. 8 bytes and up to 64 words of selective acknowledgement
+//! (SACK).
 
 use barewire_driver::frame::RxFrame;
 
@@ -9,18 +10,18 @@ use crate::psn::Psn;
 /// the sender's `snd_nxt`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AckOp {
-    /// Time since the newest packet arrived, in units of 64 ns; `u16::MAX` for 4.2 ms or more.
+    /// Time since packet `newest` arrived, in units of 64 ns; `u16::MAX` for 4.2 ms or more.
     pub delay: u16,
-    /// PSN of the packet that arrived last: the round trip is measured on it. `cack - 1` if none
+    /// PSN of the packet that arrived last, on which the round trip is measured. `cack - 1` if none
     /// has arrived yet.
     pub newest: Psn,
     /// Number of SACK words, 0 to [`Self::WORDS_MAX`]. Bit `j` of word `i`: PSN
     /// `cack + 1 + 64 i + j` has arrived.
     pub count: u8,
-    /// Packets that arrived a second time since the last ACK, at most [`Self::DUPS_MAX`]: what was
-    /// sent again without need, or doubled on the way.
+    /// Packets that arrived a second time since the last ACK, at most [`Self::DUPS_MAX`]: spurious
+    /// retransmissions or duplicates of the network.
     pub dups: u8,
-    /// The packet `newest` arrived as one that had been sent again (RTX was set).
+    /// Packet `newest` arrived as a retransmission (RTX was set).
     pub resent: bool,
 }
 
@@ -42,7 +43,7 @@ impl AckOp {
         Self::LEN + 8 * usize::from(self.count)
     }
 
-    /// Copies and checks the header. Its [words](Self::sack) lie within the frame.
+    /// Copies and validates the header. Its [words](Self::sack) are within the frame.
     ///
     /// # Errors
     /// [`WireError::SackCount`], [`WireError::OpTruncated`].
@@ -64,8 +65,8 @@ impl AckOp {
         Ok(ack)
     }
 
-    /// Copies the words of an ACK that was parsed from `frame` to `words`, and returns those that
-    /// there are.
+    /// Copies the SACK words of an ACK that was parsed from `frame` to `words`, and returns the
+    /// filled part.
     pub fn sack<'a>(
         &self,
         frame: &RxFrame<'_>,
@@ -73,14 +74,14 @@ impl AckOp {
     ) -> &'a [u64] {
         let words = &mut words[..usize::from(self.count).min(Self::WORDS_MAX)];
         for (i, word) in words.iter_mut().enumerate() {
-            // All are there, as `parse` has seen.
+            // `parse` has checked that all words are within the frame.
             let bytes = frame.chunk_at(BASE_LEN + Self::LEN + 8 * i).unwrap_or_default();
             *word = u64::from_le_bytes(bytes);
         }
         words
     }
 
-    /// The header but for its words, as it lies in a frame.
+    /// The header without its words, as in a frame.
     #[inline(always)]
     pub fn head(&self) -> [u8; Self::LEN] {
         let mut b = Bytes::<{ Self::LEN }>::ZERO;

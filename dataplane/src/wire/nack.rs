@@ -1,26 +1,26 @@
-//! NACK: a packet was refused, and its PSN does not count as received.
+//! NACK: a packet was refused; its PSN does not count as received.
 
 use barewire_driver::frame::RxFrame;
 
 use super::{Base, Bytes, WireError};
 
-/// Why a packet was refused.
+/// Reason of a NACK.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u16)]
 pub enum NackReason {
     /// The receiver does not know the packet's type.
     UnknownType = 1,
-    /// There is no such endpoint.
+    /// The endpoint does not exist.
     NoEndpoint = 2,
     /// The operation header is malformed.
     Malformed = 3,
-    /// The sender had no credit for it, or the receiver has no record for what it asks.
+    /// The sender had no credit for the packet, or the receiver has no record for the request.
     Overdrawn = 4,
     /// No region has the key.
     BadKey = 5,
-    /// The region does not allow it, ends before it does, or belongs to another endpoint.
+    /// The region does not permit the access, is too short, or belongs to another endpoint.
     BadAccess = 6,
-    /// There is no such atomic operation, or not on that datatype.
+    /// The atomic operation does not exist, or not for that datatype.
     BadAtomic = 7,
     /// The elements of an atomic operation are not aligned.
     Misaligned = 8,
@@ -48,10 +48,10 @@ impl TryFrom<u16> for NackReason {
     }
 }
 
-/// Header of a NACK. The base's `psn` is that of the refused packet.
+/// Header of a NACK. The base's `psn` is the PSN of the refused packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NackOp {
-    /// Why.
+    /// Reason.
     pub reason: NackReason,
 }
 
@@ -59,7 +59,7 @@ impl NackOp {
     /// Length in a frame, bytes.
     pub const LEN: usize = 8;
 
-    /// Copies and checks the header.
+    /// Copies and validates the header.
     ///
     /// # Errors
     /// [`WireError::NackReason`], [`WireError::OpReserved`], [`WireError::OpTruncated`].

@@ -1,4 +1,4 @@
-//! NOP: takes the place of a packet that was refused or withdrawn.
+//! NOP: replaces a packet that was refused or withdrawn.
 
 use barewire_driver::frame::RxFrame;
 
@@ -7,26 +7,27 @@ use super::{Base, Bytes, WireError};
 /// Header of a NOP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NopOp {
-    /// Eager units that the packet in whose place it stands had used. Its receiver counts them as
-    /// used, for it never took the packet itself; without that they would be lost to both.
+    /// Eager units that the replaced packet had used. The receiver counts them as used, since it
+    /// never accepted the packet itself; otherwise both ends would lose them.
     pub units: u32,
-    /// The message of which the last pieces (MSGM) went by ends here: no more of it will come.
+    /// The message to which the preceding segments (MSGM) belong ends here: no more segments will
+    /// come.
     pub cuts: bool,
-    /// It stands in the place of a packet of the one-sided operation with this number, which was
-    /// refused or given up: its later packets are to be dropped.
+    /// The NOP replaces a packet of the one-sided operation with this number, which was refused or
+    /// abandoned: later packets of the operation must be dropped.
     pub drops: Option<u16>,
 }
 
-/// See [`NopOp::cuts`].
+/// Flag of [`NopOp::cuts`].
 const CUTS: u8 = 1;
-/// See [`NopOp::drops`].
+/// Flag of [`NopOp::drops`].
 const DROPS: u8 = 2;
 
 impl NopOp {
     /// Length in a frame, bytes.
     pub const LEN: usize = 8;
 
-    /// Copies and checks the header.
+    /// Copies and validates the header.
     ///
     /// # Errors
     /// [`WireError::OpReserved`], [`WireError::OpTruncated`].

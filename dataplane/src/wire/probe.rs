@@ -1,4 +1,4 @@
-//! PROBE: whether frames of its length arrive.
+//! PROBE: tests whether frames of its length arrive.
 
 use barewire_driver::frame::RxFrame;
 
@@ -7,8 +7,8 @@ use super::{Base, Bytes, WireError};
 /// Header of a PROBE.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProbeOp {
-    /// Length after the Ethernet header, as it arrived, of the PROBE that this one answers, bytes.
-    /// 0 in one that asks.
+    /// Length of the PROBE that this one answers, as it arrived, bytes behind the Ethernet header.
+    /// 0 in a request.
     pub heard: u16,
 }
 
@@ -16,7 +16,7 @@ impl ProbeOp {
     /// Length in a frame, bytes.
     pub const LEN: usize = 8;
 
-    /// Copies and checks the header.
+    /// Copies and validates the header.
     ///
     /// # Errors
     /// [`WireError::OpReserved`], [`WireError::OpTruncated`].

@@ -1,5 +1,5 @@
-//! What is the same in every version: enough to refuse a frame of another one, and to understand
-//! such a refusal.
+//! The parts of the format that are the same in every version: sufficient to refuse a frame of
+//! another version, and to understand such a refusal.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use barewire_driver::frame::RxFrame;
 use super::base::has_good_crc;
 use super::{BASE_LEN, Base, Bytes, RawBase, Ty};
 
-/// A range of versions that a node speaks.
+/// The range of protocol versions that a node speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Versions {
     /// Lowest, 1 to 7.
@@ -25,16 +25,16 @@ impl fmt::Display for Versions {
 }
 
 impl Versions {
-    /// Whether it is one.
+    /// Whether the range is valid.
     pub(super) const fn is_range(self) -> bool {
         0 < self.min && self.min <= self.max && self.max < 8
     }
 }
 
-/// A frame of a version that this node does not speak.
+/// The version-independent fields of a frame in another protocol version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stranger {
-    /// Its base.
+    /// Base of the frame.
     pub base: RawBase,
     /// Incarnation of its sender, if it is an OPEN; else 0.
     pub inc: u64,
@@ -42,13 +42,13 @@ pub struct Stranger {
     pub epoch: u32,
     /// The sender's name of the session, if it is an OPEN; else 0.
     pub sid: u32,
-    /// A checksum follows its payload, and is right.
+    /// Whether a checksum follows the payload (and is correct).
     pub crc: bool,
 }
 
 impl Stranger {
-    /// Reads `frame`, which [`Base::parse`] refused for its version. `None` if it is damaged or too
-    /// short. A checksum is looked for at every place where a version can have it.
+    /// Parses `frame`, which [`Base::parse`] refused for its version. `None` if it is damaged or
+    /// too short. The checksum is searched at every offset where a version can have it.
     #[cold]
     pub fn parse(frame: &RxFrame<'_>) -> Option<Self> {
         let base = Base::parse_raw(frame)?;
@@ -61,8 +61,8 @@ impl Stranger {
         Some(Self { base, inc, epoch, sid, crc })
     }
 
-    /// Whether a refusal may answer it: an answer to a refusal or an acknowledgement could be
-    /// answered again, for ever.
+    /// Whether an RST may answer the frame. An answer to an RST or an ACK could be answered again,
+    /// endlessly.
     pub fn may_be_refused(&self) -> bool {
         ![Ty::Ack as u8, Ty::Nack as u8, Ty::Rst as u8].contains(&self.base.ty)
     }

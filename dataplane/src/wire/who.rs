@@ -1,4 +1,4 @@
-//! WHO: query for the server of a service of a host, and its answer HERE.
+//! WHO: query for the server of a service at a host, and its answer HERE.
 
 use std::hash::Hasher;
 
@@ -6,10 +6,10 @@ use barewire_driver::frame::RxFrame;
 
 use super::{Base, Bytes, Versions, WireError};
 
-/// What a host is known by.
+/// Name or address of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Host {
-    /// A name, as [`Host::name`] makes it.
+    /// A hashed name, see [`Host::name`].
     Name(u64),
     /// An IPv4 address.
     V4([u8; 4]),
@@ -18,7 +18,7 @@ pub enum Host {
 }
 
 impl Host {
-    /// A host by its name, whose case does not count.
+    /// A host by its name, case-insensitive.
     pub fn name(name: &str) -> Self {
         #[expect(
             deprecated,
@@ -55,7 +55,7 @@ impl Host {
             6 => Self::V6(bytes),
             _ => return Err(WireError::WhoKind),
         };
-        // What the host is shorter than is zero.
+        // Unused bytes of a shorter host are zero.
         if host.bytes() == bytes { Ok(host) } else { Err(WireError::OpReserved) }
     }
 }
@@ -63,15 +63,15 @@ impl Host {
 /// Header of a WHO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WhoOp {
-    /// The question's number; 0 in an announcement.
+    /// Number of the query; 0 in an announcement.
     pub nonce: u64,
-    /// An answer or announcement, HERE; else a question.
+    /// Whether this is an answer or announcement (HERE) instead of a query.
     pub here: bool,
     /// The host.
     pub host: Host,
-    /// Number of the endpoint; 0 in a question: any.
+    /// Number of the endpoint; 0 in a query for any.
     pub service: u16,
-    /// What the sender speaks.
+    /// Protocol versions that the sender speaks.
     pub versions: Versions,
 }
 
@@ -79,7 +79,7 @@ impl WhoOp {
     /// Length in a frame, bytes.
     pub const LEN: usize = 32;
 
-    /// Copies and checks the header.
+    /// Copies and validates the header.
     ///
     /// # Errors
     /// [`WireError::WhoKind`], [`WireError::Nameless`], [`WireError::Versions`],
