@@ -1,6 +1,6 @@
-//! Parsers and writers for the fast path: packets of their common form, sent for the first time.
-//! Each copies fields out of the frame and leaves the compare with the session to the caller; a
-//! packet of any other form is left to [`Base::parse`], which says what is wrong with it.
+//! Parsers and writers of the fast path: packets in their common form, sent for the first time.
+//! Each copies fields out of the frame and leaves the comparison with the session to the caller.
+//! For a packet of any other form the caller uses [`Base::parse`], which also returns the error.
 
 use barewire_driver::frame::RxFrame;
 use barewire_driver::hint::cold;
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::psn::Psn;
 
-/// The base of a packet as words: fields that are compared together lie in one integer.
+/// The base of a packet as words: fields that are compared together share an integer.
 #[derive(Clone, Copy, Debug)]
 pub struct BaseWords {
     /// Addresses and prologue.
@@ -24,12 +24,12 @@ pub struct BaseWords {
     pub sid_psn: u64,
     /// The next PSN the sender expects.
     pub cack: Psn,
-    /// The grant, as in [`Base::grant`], in the low half, the payload bytes in the high half: one
+    /// The grant, as in [`Base::grant`], in the low half, the payload length in the high half: one
     /// compare for both.
     pub ack_len: u32,
 }
 
-/// Types of requests for one-sided operations.
+/// Packet types that request one-sided operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestTy {
     /// An atomic operation.
@@ -64,12 +64,12 @@ impl RequestTy {
     }
 }
 
-/// Types of packets that carry a segment of something longer.
+/// Packet types that carry a segment of a longer transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SegmentTy {
-    /// Of a long eager message.
+    /// A segment of a long eager message.
     MsgM,
-    /// Of a pulled message or a read.
+    /// A segment of a rendezvous message or a read.
     Data,
 }
 
@@ -84,23 +84,22 @@ impl SegmentTy {
     }
 }
 
-/// Type of a packet of a one-sided operation.
+/// Packet types of one-sided operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RmaTy {
-    /// An atomic operation that asks for no acknowledgement.
+    /// An atomic operation that requests no acknowledgement.
     Atomic,
-    /// The answer to a request, or the refusal of a read.
+    /// The response to a request, or the refusal of a read.
     Resp,
-    /// Any request, whether or not it asks for an acknowledgement.
+    /// Any request, with or without AR.
     Request(RequestTy),
 }
 
 impl BaseWords {
-    /// Copies the base of a packet whose type [`ty`](Self::ty) has recognised. Nothing is compared
+    /// Copies the base of a packet whose type [`ty`](Self::ty) has recognised. Compares nothing
     /// with the session. `None` if the frame is too short.
     ///
-    /// Field by field: the compiler splits one large copy into pieces that it then has to join
-    /// again.
+    /// Field by field: the compiler splits one large copy into parts that it must join again.
     #[inline(always)]
     fn parse(frame: &RxFrame<'_>) -> Option<Self> {
         Some(Self {
@@ -112,10 +111,10 @@ impl BaseWords {
     }
 
     /// The type of a packet, if it is a request or a RESP in the common form. `None` for any other;
-    /// [`Base::parse`] says what it is.
+    /// [`Base::parse`] returns its type or the error.
     #[inline(always)]
     pub fn ty(frame: &RxFrame<'_>) -> Option<RmaTy> {
-        // In the frame's byte order, so that the frame's word need not be swapped.
+        // In the frame's byte order, so that the frame's word is not swapped.
         const ATOMIC: u32 = u32::from_ne_bytes(first_word(Ty::Atomic, false).to_be_bytes());
         const RESP: u32 = u32::from_ne_bytes(first_word(Ty::Resp, false).to_be_bytes());
         match u32::from_ne_bytes(frame.chunk_at(12)?) {
@@ -139,8 +138,8 @@ impl BaseWords {
         }
     }
 
-    /// An ACK without AR, with a checksum if `crc`, which is verified. `None` for any other packet;
-    /// [`Base::parse`] says what it is.
+    /// Parses an ACK without AR, with a checksum if `crc`, which is verified. `None` for any other
+    /// packet; [`Base::parse`] handles it.
     #[inline(always)]
     pub fn ack(frame: &RxFrame<'_>, crc: bool) -> Option<(Self, AckOp)> {
         if u32::from_be_bytes(frame.chunk_at(12)?) != first_word(Ty::Ack, crc) {
@@ -152,9 +151,9 @@ impl BaseWords {
         whole.then_some((plain, op))
     }
 
-    /// A segment that is sent for the first time, with a checksum if `crc`, which the caller has to
-    /// verify. Its payload lies within the frame. `None` for any other packet; [`Base::parse`] says
-    /// what it is.
+    /// Parses a segment that is sent for the first time, with a checksum if `crc`, which the caller
+    /// must verify. Its payload is within the frame. `None` for any other packet; [`Base::parse`]
+    /// handles it.
     #[inline(always)]
     pub fn segment(frame: &RxFrame<'_>, crc: bool) -> Option<(Self, SegmentTy)> {
         let ty = u32::from_be_bytes(frame.chunk_at(12)?) & !u32::from(AR);
@@ -202,15 +201,15 @@ impl BaseWords {
         (self.ack_len >> 16) as u16
     }
 
-    /// Whether it asks for an acknowledgement.
+    /// Whether the packet requests an acknowledgement.
     #[inline(always)]
     pub fn asks_ack(&self) -> bool {
         self.head.asks_ack()
     }
 }
 
-/// The base of a packet about to be sent. Each field is asked for where it is written, so that none
-/// occupies a register before.
+/// The base of a packet about to be sent. Each accessor is called where its field is written, so
+/// that no field occupies a register before.
 pub trait BaseOut {
     /// As in [`FrameHead`].
     fn dst(&self) -> u64;
@@ -218,17 +217,17 @@ pub trait BaseOut {
     fn src(&self) -> u64;
     /// As in [`FrameHead`].
     fn numbers(&self) -> u32;
-    /// As of [`BaseWords`].
+    /// As in [`BaseWords`].
     fn dst_sid(&self) -> u32;
-    /// As of [`BaseWords`].
+    /// As in [`BaseWords`].
     fn psn(&self) -> Psn;
     /// As in [`BaseWords`].
     fn cack(&self) -> Psn;
-    /// As of [`BaseWords`].
+    /// As in [`BaseWords`].
     fn grant(&self) -> u16;
 
     /// Writes the base of a packet of type `ty` with `plen` bytes of payload and no checksum; it
-    /// asks for an acknowledgement if `ar`.
+    /// requests an acknowledgement if `ar`.
     #[inline(always)]
     fn put(&self, ty: Ty, plen: usize, ar: bool, out: &mut impl HeadOut) {
         self.put_with((ty, false), plen, ar, out);
@@ -237,7 +236,7 @@ pub trait BaseOut {
     /// [`put`](Self::put) for a packet with a checksum if `crc`.
     #[inline(always)]
     fn put_with(&self, (ty, crc): (Ty, bool), plen: usize, ar: bool, out: &mut impl HeadOut) {
-        // The upper two bytes of each are overwritten by what follows.
+        // The upper two bytes of each are overwritten by the next write.
         out.set::<0, 8>(self.dst().to_le_bytes());
         out.set::<6, 8>(self.src().to_le_bytes());
         FrameHead::put_kind((ty, crc), ar, out);
@@ -250,45 +249,45 @@ pub trait BaseOut {
     }
 }
 
-/// The header of a WRITE, READ or ATOMIC, copied but not checked: it is compared with one that was.
+/// The header of a WRITE, READ or ATOMIC, copied but not validated: it is compared with a validated
+/// one.
 #[derive(Clone, Copy, Debug)]
 pub struct RawRequest {
-    /// The fields that repeated requests have in common.
+    /// The fields that repeated requests share.
     pub key: RequestKey,
     /// As in [`RemoteRange`].
     pub addr: u64,
-    /// Whom the answer names.
+    /// The initiator's slot, for the response.
     pub reply_to: ReplyTo,
 }
 
-/// Where the answer to a request belongs: the initiator's slot and generation, as they stand in the
-/// header.
+/// Destination of the response to a request: the initiator's slot and generation, as in the header.
 #[derive(Clone, Copy, Debug)]
 pub struct ReplyTo(u64);
 
 /// The shape of a request: destination endpoint, key and flags, and of an ATOMIC count, operation,
-/// type and offset.
+/// datatype and offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestKey {
     rkey: u64,
-    /// Endpoint, flags and receive context, where they stand in the header's first 64 bits.
+    /// Endpoint, flags and receive context, at their places in the header's first 64 bits.
     head: u64,
-    /// Count, operation, type and offset.
+    /// Count, operation, datatype and offset.
     kind: u64,
 }
 
 impl RequestKey {
-    /// Equals the key of no header: the unused bits of `head` are 0 there.
+    /// Equals the key of no header: a header's key has zeros in the unused bits of `head`.
     pub const NOTHING: Self = Self { rkey: 0, head: u64::MAX, kind: 0 };
 
-    /// A hash, for the index of a cached grant. Whether an ATOMIC fetches is in its lowest bit.
+    /// A hash, for the index of a cached grant. Its lowest bit tells whether an ATOMIC fetches.
     #[inline(always)]
     pub fn hash(&self) -> usize {
         (self.rkey as u32 ^ (self.kind >> 16) as u32 ^ (self.head >> 35) as u32) as usize
     }
 
-    /// Whether a WRITE or READ with this key is the whole operation, is answered, and has no remote
-    /// CQ data.
+    /// Whether a WRITE or READ with this key is a whole operation that requests a RESP and has no
+    /// remote CQ data.
     pub fn is_whole(&self, ask: RequestTy) -> bool {
         let more = if ask == RequestTy::Read { END | ANSWER } else { ANSWER };
         self.head >> 32 == u64::from(LAST | more)
@@ -296,8 +295,8 @@ impl RequestKey {
 }
 
 impl RawRequest {
-    /// Copies base and header, without the lengths. Checks nothing.
-    /// `None` if the frame is too short.
+    /// Copies base and header, without the lengths. Validates nothing. `None` if the frame is too
+    /// short.
     #[inline(always)]
     pub fn parse(frame: &RxFrame<'_>, ask: RequestTy) -> Option<(BaseWords, Self)> {
         let head = match ask {
@@ -321,8 +320,8 @@ impl RawRequest {
         Some((BaseWords::parse(frame)?, Self { key, addr, reply_to }))
     }
 
-    /// Bytes that a WRITE or READ accesses, at least 1. `None` if it is not the whole operation, if
-    /// its payload exceeds the frame, or if a field is invalid.
+    /// Bytes that a WRITE or READ accesses, at least 1. `None` if the packet is not the whole
+    /// operation, if its payload exceeds the frame, or if a field is invalid.
     #[inline(always)]
     pub fn len(frame: &RxFrame<'_>, ask: RequestTy, base: &BaseWords) -> Option<usize> {
         let plen = usize::from(base.plen());
@@ -351,10 +350,10 @@ impl RawRequest {
         RemoteRange { dst_ep: head as u16, rx_ctx, src_ep: 0, seq: 0, last, rkey, addr }
     }
 
-    /// The checked header of an ATOMIC, without initiator's slot and source endpoint.
-    /// `None` if a field is invalid or remote CQ data follows.
+    /// The validated header of an ATOMIC, without initiator's slot and source endpoint. `None` if a
+    /// field is invalid or remote CQ data follows.
     pub fn checked(&self) -> Option<AtomicOp> {
-        // From the copy: the frame may have changed since.
+        // Validates the copy: the frame may have changed since.
         let mut b = Bytes::ZERO;
         b.put16::<0>(self.key.head as u16);
         b.put16::<4>((self.key.head >> 32) as u16);
@@ -369,7 +368,7 @@ impl RawRequest {
 }
 
 impl ReplyTo {
-    /// The header of the answer.
+    /// The header of the response.
     #[inline(always)]
     pub fn resp(&self) -> RespOp {
         let (dst_op, dst_gen) = (self.0 as u32, (self.0 >> 32) as u32);
@@ -377,7 +376,7 @@ impl ReplyTo {
     }
 }
 
-/// Writes the words `$at` of an operation header, in units of 8 bytes behind the base.
+/// Writes the words `$at` of an operation header; `$at` counts 8-byte words behind the base.
 macro_rules! put_words {
     ($words:expr, $out:ident, $($at:literal),*) => {
         let words = $words;
@@ -412,7 +411,7 @@ impl WriteOp {
 }
 
 impl ReadOp {
-    /// Bytes of a READ.
+    /// Length of a READ, bytes.
     pub const HEAD: usize = BASE_LEN + Self::LEN;
 
     /// Writes the operation header, field by field.
@@ -438,11 +437,11 @@ impl AtomicOp {
 }
 
 impl AckOp {
-    /// Bytes of an ACK without SACK words.
+    /// Length of an ACK without SACK words, bytes.
     pub const HEAD: usize = BASE_LEN + 8;
 
-    /// Writes the operation header of an ACK that is sent as soon as the packet before `cack` has
-    /// arrived.
+    /// Writes the operation header of an ACK that is sent immediately after the arrival of packet
+    /// `cack - 1`.
     #[inline(always)]
     pub fn put(cack: Psn, out: &mut impl HeadOut) {
         let newest = cack.0.wrapping_sub(1);
@@ -454,8 +453,8 @@ impl RespOp {
     /// Bytes before the payload of a RESP.
     pub const HEAD: usize = BASE_LEN + Self::LEN;
 
-    /// The base of a RESP that carries the whole result of an operation, and the slot and
-    /// generation that it names. `None` for any other.
+    /// Parses a RESP that carries the whole result of an operation: its base, and the slot and
+    /// generation that it names. `None` for any other packet.
     #[inline(always)]
     pub fn parse_whole(frame: &RxFrame<'_>) -> Option<(BaseWords, (u32, u32))> {
         if frame.len() < Self::HEAD {

@@ -11,9 +11,9 @@ use crate::types::{GroupAddr, INCARNATION_MAX};
 /// Header of a MCAST.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct McastOp {
-    /// The group.
+    /// The destination group.
     pub group: GroupAddr,
-    /// Endpoint it is from.
+    /// Source endpoint.
     pub src_ep: u16,
     /// The sender's incarnation.
     pub inc: u64,
@@ -30,7 +30,7 @@ impl McastOp {
         BASE_LEN + Self::LEN + imm_len(self.imm)
     }
 
-    /// Copies and checks the header.
+    /// Copies and validates the header.
     ///
     /// # Errors
     /// [`WireError::McastGroup`], [`WireError::MsgFlags`], [`WireError::Nameless`],

@@ -1,4 +1,4 @@
-//! MSG, a whole message in one packet, and MSGM, a piece of one in several.
+//! MSG, a whole message in one packet, and MSGM, a segment of a message in several packets.
 
 use barewire_driver::frame::{HeadBuf, RxFrame};
 use barewire_driver::hint::cold;
@@ -14,19 +14,19 @@ pub(super) const TAGGED: u8 = 1;
 /// Header of a MSG, and of each record of a PACK.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MsgOp {
-    /// Endpoint it is for.
+    /// Destination endpoint.
     pub dst_ep: u16,
-    /// Which receive context of a scalable endpoint that is, 0 also of any other endpoint.
+    /// Receive context of a scalable endpoint; 0 for any other endpoint too.
     pub rx_ctx: u8,
-    /// Endpoint it is from.
+    /// Source endpoint.
     pub src_ep: u16,
-    /// Whether it matches tagged receives, or untagged ones.
+    /// Whether the message matches tagged receives instead of untagged ones.
     pub tagged: bool,
     /// Remote CQ data, in the byte order of the sender's integer.
     pub imm: Option<u64>,
     /// The tag; 0 unless tagged.
     pub tag: u64,
-    /// Bytes of the message in a record of a PACK; 0 in a MSG, whose length is the base's `plen`.
+    /// Bytes of the message in a PACK record; 0 in a MSG, whose length is the base's `plen`.
     pub len: u16,
 }
 
@@ -34,7 +34,7 @@ impl MsgOp {
     /// Length without remote CQ data, bytes.
     pub const LEN: usize = 16;
 
-    /// Length in a frame with remote CQ data if there is any: 16 or 24.
+    /// Length in a frame, bytes: 16, or 24 with remote CQ data.
     #[inline]
     pub fn op_len(&self) -> usize {
         Self::LEN + imm_len(self.imm)
@@ -46,12 +46,12 @@ impl MsgOp {
         BASE_LEN + self.op_len()
     }
 
-    /// Copies and checks the header of a MSG.
+    /// Copies and validates the header of a MSG.
     ///
     /// # Errors
     /// [`WireError::MsgFlags`], [`WireError::OpReserved`], [`WireError::StrayTag`],
-    /// [`WireError::StrayLen`], or, when remote CQ data makes the packet longer than the frame,
-    /// one of the truncations.
+    /// [`WireError::StrayLen`], or one of the truncations if remote CQ data makes the packet longer
+    /// than the frame.
     #[inline]
     pub fn parse(frame: &RxFrame<'_>, base: &Base) -> Result<Self, WireError> {
         let op = Self::parse_at(frame, BASE_LEN)?;
@@ -64,7 +64,7 @@ impl MsgOp {
         Ok(op)
     }
 
-    /// Copies and checks a header and its remote CQ data at `at`, be it a MSG's or a record's.
+    /// Copies and validates a header and its remote CQ data at `at`: a MSG's or a PACK record's.
     #[inline]
     pub(super) fn parse_at(frame: &RxFrame<'_>, at: usize) -> Result<Self, WireError> {
         let b = Bytes::<{ Self::LEN }>::at(frame, at)?;
@@ -89,7 +89,7 @@ impl MsgOp {
     }
 }
 
-/// Addresses and prologue of a packet that is sent for the first time.
+/// Ethernet addresses and prologue of a packet that is sent for the first time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameHead {
     /// The destination's MAC in the lower six bytes; the upper two are ignored.
@@ -98,28 +98,28 @@ pub struct FrameHead {
     pub src: u64,
     /// EtherType and prologue.
     kind: u32,
-    /// The numbers of destination and source behind their MACs, in the lower two pairs of bytes;
-    /// the others are 0.
+    /// The station numbers of destination and source, as in the frame: the lower two pairs of
+    /// bytes; the others are 0.
     pub numbers: u64,
 }
 
 impl FrameHead {
-    /// The head of messages between two stations ([`Station::word`]) whose `numbers` are as in the
-    /// field of that name, with a checksum if `crc`.
+    /// The head of messages between two stations ([`Station::word`]) with the given station
+    /// `numbers` (as in the field), with a checksum if `crc`.
     #[inline(always)]
     pub fn between(dst: u64, src: u64, numbers: u32, crc: bool) -> Self {
         let kind = if crc { const { kind(Ty::Msg, true) } } else { const { kind(Ty::Msg, false) } };
         Self { dst, src, kind, numbers: numbers.into() }
     }
 
-    /// Writes EtherType and prologue of a packet of type `ty`, with a checksum if `crc`, that asks
-    /// for an acknowledgement if `ar`.
+    /// Writes EtherType and prologue of a packet of type `ty`, with a checksum if `crc`; it
+    /// requests an acknowledgement if `ar`.
     #[inline(always)]
     pub(super) fn put_kind((ty, crc): (Ty, bool), ar: bool, out: &mut impl HeadOut) {
         out.set::<12, 4>((kind(ty, crc) | if ar { AR_OF_KIND } else { 0 }).to_le_bytes());
     }
 
-    /// Whether it asks for an acknowledgement.
+    /// Whether the packet requests an acknowledgement.
     #[inline(always)]
     pub fn asks_ack(&self) -> bool {
         self.kind & AR_OF_KIND != 0
@@ -136,7 +136,7 @@ impl FrameHead {
         })
     }
 
-    /// The head of a frame, from its first bytes.
+    /// The head of a frame from its first bytes.
     #[inline(always)]
     fn of<const N: usize>(b: &Bytes<N>) -> Self {
         let (dst, src) = (b.u64::<0>(), b.u64::<6>());
@@ -150,7 +150,7 @@ impl From<[u8; BASE_LEN]> for FrameHead {
     }
 }
 
-/// Where a head is written to.
+/// The destination of header writes.
 pub trait HeadOut {
     /// Writes `W` bytes at `AT`.
     fn set<const AT: usize, const W: usize>(&mut self, bytes: [u8; W]);
@@ -178,7 +178,7 @@ impl<const N: usize> HeadOut for [u8; N] {
     }
 }
 
-/// What follows a [`FrameHead`]: base and header of a MSG.
+/// Base and operation header of a MSG: the part behind the [`FrameHead`].
 #[derive(Clone, Copy, Debug)]
 pub struct EagerMsg {
     /// The receiver's name of the session.
@@ -196,28 +196,28 @@ pub struct EagerMsg {
 }
 
 impl EagerMsg {
-    /// Session and number, packed as in [`BaseWords::sid_psn`](super::BaseWords::sid_psn).
+    /// Session name and PSN, packed as in [`BaseWords::sid_psn`](super::BaseWords::sid_psn).
     #[inline(always)]
     pub fn sid_psn(&self) -> u64 {
         u64::from(self.dst_sid) | u64::from(self.psn.0) << 32
     }
 
-    /// Length of base and header without remote CQ data.
+    /// Length of head, base and operation header without remote CQ data, bytes.
     pub const LEN: usize = BASE_LEN + MsgOp::LEN;
 
-    /// Length with remote CQ data.
+    /// Length with remote CQ data, bytes.
     pub const LEN_MAX: usize = Self::LEN + IMM_LEN;
 
-    /// The head of such messages from `src` to `dst`, with a checksum if `crc`.
+    /// The head of messages from `src` to `dst`, with a checksum if `crc`.
     #[inline(always)]
     pub fn head(dst: Station, src: Station, crc: bool) -> FrameHead {
         let numbers = u32::from(dst.number) | u32::from(src.number) << 16;
         FrameHead::between(dst.word(), src.word(), numbers, crc)
     }
 
-    /// Copies head and headers at once and checks all that needs no session. The caller compares
-    /// destination and source, and [verifies](Self::verify) the checksum, which is there
-    /// if `crc`. `None` for any other packet; [`Base::parse`] says what it is.
+    /// Copies head and headers at once and validates everything that needs no session. The caller
+    /// compares destination and source, and [verifies](Self::verify) the checksum, which is present
+    /// if `crc`. `None` for any other packet; [`Base::parse`] returns the cause.
     #[inline(always)]
     pub fn parse(frame: &RxFrame<'_>, crc: bool) -> Option<(FrameHead, Self)> {
         let b = Bytes::<{ Self::LEN }>(frame.chunk_at(0)?);
@@ -225,7 +225,8 @@ impl EagerMsg {
         let tag = b.u64::<48>();
         let plen = b.u16::<30>();
         let (flags, imm_len) = (word as u8, (word & u32::from(IMM)) as usize * (IMM_LEN / 2));
-        // The word's upper bytes are the receive context, rarely used, and a PACK record's length.
+        // The word's upper bytes are the receive context (rarely used) and the length of a PACK
+        // record.
         let trailer = if crc { TRAILER_LEN } else { 0 };
         let head = FrameHead::of(&b);
         if head.kind & !AR_OF_KIND != kind(Ty::Msg, crc)
@@ -258,20 +259,20 @@ impl EagerMsg {
         Some((head, msg))
     }
 
-    /// Whether a frame is a MSG by type and trailer code, with a checksum if `crc`.
+    /// Whether type and trailer code of a frame are those of a MSG, with a checksum if `crc`.
     #[inline(always)]
     pub fn is_kind_of(frame: &RxFrame<'_>, crc: bool) -> bool {
         let kind_of = |bytes| u32::from_le_bytes(bytes) & !AR_OF_KIND;
         frame.chunk_at(12).map(kind_of) == Some(kind(Ty::Msg, crc))
     }
 
-    /// Whether the checksum of a parsed frame is right.
+    /// Whether the checksum of a parsed frame is correct.
     #[inline]
     pub fn verify(&self, frame: &RxFrame<'_>) -> bool {
         super::verify_crc(frame, Self::LEN + imm_len(self.op.imm) + usize::from(self.plen))
     }
 
-    /// Builds head and headers of a message that asks for an acknowledgement if `ar`. Returns the
+    /// Builds head and headers of a message; it requests an acknowledgement if `ar`. Returns the
     /// bytes and their number.
     #[inline(always)]
     pub fn emit(&self, head: &FrameHead, ar: bool) -> ([u8; Self::LEN_MAX], usize) {
@@ -282,9 +283,9 @@ impl EagerMsg {
         (b.0, Self::LEN_MAX)
     }
 
-    /// Writes the first [`LEN`](Self::LEN) bytes of [`emit`](Self::emit). Head and message are
-    /// asked for once per field, so that each is read where it is written and occupies no register
-    /// before.
+    /// Writes the first [`LEN`](Self::LEN) bytes of [`emit`](Self::emit). `head` and `msg` are
+    /// called once per field, so that each field is read where it is written and occupies no
+    /// register before.
     #[inline(always)]
     pub fn put(
         head: impl Fn() -> FrameHead,
@@ -292,7 +293,7 @@ impl EagerMsg {
         ar: bool,
         out: &mut impl HeadOut,
     ) {
-        // The upper two bytes of each are written over by what follows.
+        // The upper two bytes of each are overwritten by the next write.
         out.set::<0, 8>(head().dst.to_le_bytes());
         out.set::<6, 8>(head().src.to_le_bytes());
         out.set::<12, 4>((head().kind | if ar { AR_OF_KIND } else { 0 }).to_le_bytes());
@@ -309,14 +310,15 @@ impl EagerMsg {
     }
 }
 
-/// The commonest frame: a whole short tagged message without checksum or remote CQ data. A view:
-/// each field is read from the frame when asked for. The sender may still write the frame's memory,
-/// so a second read may differ: read each field once.
+/// A view of the most common frame: a whole short tagged message without checksum or remote CQ
+/// data. Each accessor reads its field from the frame. The sender may still write the frame's
+/// memory, so a second read may differ: read each field once.
 ///
+/// As after [`EagerMsg::parse`], the caller compares destination and source.
 /// As after [`EagerMsg::parse`], the caller compares destination and source.
 pub struct EagerTaggedView<'a, 'f> {
     frame: &'a RxFrame<'f>,
-    /// Payload bytes, at most [`MAX`](Self::MAX). They lie within the frame.
+    /// Payload bytes, at most [`MAX`](Self::MAX). They are within the frame.
     pub plen: usize,
 }
 
@@ -324,10 +326,10 @@ impl<'a, 'f> EagerTaggedView<'a, 'f> {
     /// Most payload bytes of such a message.
     pub const MAX: usize = 128;
 
-    /// Such a message is tagged.
+    /// Such a message is always tagged.
     pub const TAGGED: bool = true;
 
-    /// Whether `frame` is a MSG without a checksum, sent for the first time, that asks for no
+    /// Whether `frame` is a MSG without checksum, sent for the first time, that requests no
     /// acknowledgement.
     #[inline(always)]
     pub fn is_kind_of(frame: &RxFrame<'_>) -> bool {
@@ -347,7 +349,7 @@ impl<'a, 'f> EagerTaggedView<'a, 'f> {
         if usual { Some(msg) } else { cold(None) }
     }
 
-    /// The bytes at `AT`, which lie within the frame: [`of`](Self::of) has checked that.
+    /// The bytes at `AT`, which are within the frame: [`of`](Self::of) has checked that.
     #[inline(always)]
     fn bytes<const AT: usize, const W: usize>(&self) -> [u8; W] {
         const { assert!(AT + W <= EagerMsg::LEN) };
@@ -383,7 +385,7 @@ impl<'a, 'f> EagerTaggedView<'a, 'f> {
     }
 
     /// [`cack`](Self::cack) in the lowest 32 bits, [`grant`](Self::grant) in the next 16; the
-    /// uppermost 16 are other fields.
+    /// highest 16 are other fields.
     #[inline(always)]
     pub fn ack_credit(&self) -> u64 {
         self.u64::<24>()
@@ -401,13 +403,13 @@ impl<'a, 'f> EagerTaggedView<'a, 'f> {
         self.u16::<28>()
     }
 
-    /// Endpoint it is for.
+    /// Destination endpoint.
     #[inline(always)]
     pub fn dst_ep(&self) -> u16 {
         self.u16::<40>()
     }
 
-    /// Endpoint it is from.
+    /// Source endpoint.
     #[inline(always)]
     pub fn src_ep(&self) -> u16 {
         self.u16::<42>()
@@ -420,24 +422,24 @@ impl<'a, 'f> EagerTaggedView<'a, 'f> {
     }
 }
 
-/// Header of a MSGM. The pieces of a message follow each other in the sequence, first to last.
+/// Header of a MSGM. The segments of a message follow each other in the sequence, first to last.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MsgMOp {
-    /// Endpoint it is for.
+    /// Destination endpoint.
     pub dst_ep: u16,
-    /// Which receive context of a scalable endpoint that is, 0 also of any other endpoint.
+    /// Receive context of a scalable endpoint; 0 for any other endpoint too.
     pub rx_ctx: u8,
-    /// Endpoint it is from.
+    /// Source endpoint.
     pub src_ep: u16,
-    /// Whether it matches tagged receives, or untagged ones.
+    /// Whether the message matches tagged receives instead of untagged ones.
     pub tagged: bool,
-    /// Remote CQ data, in the first piece alone.
+    /// Remote CQ data, in the first segment only.
     pub imm: Option<u64>,
     /// The tag; 0 unless tagged.
     pub tag: u64,
-    /// Bytes of the whole message.
+    /// Length of the whole message, bytes.
     pub msg_len: u64,
-    /// Where in the message this packet's payload starts.
+    /// Offset of this packet's payload in the message, bytes.
     pub offset: u64,
 }
 
@@ -445,10 +447,10 @@ impl MsgMOp {
     /// Length without remote CQ data, bytes.
     pub const LEN: usize = 32;
 
-    /// Where `offset` stands, eight bytes.
+    /// Offset of the `offset` field, eight bytes.
     pub const OFFSET_AT: usize = 24;
 
-    /// Length in a frame with remote CQ data if there is any: 32 or 40.
+    /// Length in a frame, bytes: 32, or 40 with remote CQ data.
     #[inline]
     pub fn op_len(&self) -> usize {
         Self::LEN + imm_len(self.imm)
@@ -460,10 +462,10 @@ impl MsgMOp {
         BASE_LEN + self.op_len()
     }
 
-    /// Copies and checks the header, and that the piece lies within its message.
+    /// Copies and validates the header, and that the segment is within its message.
     ///
     /// # Errors
-    /// As [`MsgOp::parse`] but `StrayLen`, and [`WireError::EmptyPiece`],
+    /// As [`MsgOp::parse`] without `StrayLen`, and [`WireError::EmptyPiece`],
     /// [`WireError::PieceRange`], [`WireError::LateImm`].
     #[inline(always)]
     pub fn parse(frame: &RxFrame<'_>, base: &Base) -> Result<Self, WireError> {
@@ -503,8 +505,8 @@ impl MsgMOp {
     }
 }
 
-/// What MSG, MSGM and RNDV have in common: the first 16 bytes of header `b` at `at`, and the remote
-/// CQ data behind it.
+/// The common part of MSG, MSGM and RNDV: the first 16 bytes of header `b` at `at`, and the remote
+/// CQ data behind the header.
 #[inline(always)]
 fn head_of<const N: usize>(
     frame: &RxFrame<'_>,
@@ -531,8 +533,8 @@ fn head_of<const N: usize>(
     })
 }
 
-/// The 32-byte header that MSGM and RNDV share: as a MSG with no record length, the message's
-/// length, and eight bytes that differ.
+/// The 32-byte header of MSGM and RNDV: a MSG header without record length, the message's length,
+/// and eight bytes that differ.
 #[inline(always)]
 pub(super) fn long_msg_at(frame: &RxFrame<'_>) -> Result<(MsgOp, u64, u64), WireError> {
     let b = Bytes::<{ MsgMOp::LEN }>::op(frame)?;
@@ -548,13 +550,13 @@ pub(super) fn flags(tagged: bool, imm: Option<u64>) -> u8 {
     (u8::from(tagged) * TAGGED) | (u8::from(imm.is_some()) * IMM)
 }
 
-/// Bytes of remote CQ data, 0 or 8.
+/// Length of remote CQ data, bytes: 0 or 8.
 #[inline]
 pub(super) fn imm_len(imm: Option<u64>) -> usize {
     if imm.is_some() { IMM_LEN } else { 0 }
 }
 
-/// The remote CQ data at `at`, if `flags` say that there is any.
+/// The remote CQ data at `at`, if `flags` announce it.
 #[inline]
 pub(super) fn imm_at(frame: &RxFrame<'_>, flags: u8, at: usize) -> Result<Option<u64>, WireError> {
     if flags & IMM == 0 {
@@ -564,7 +566,7 @@ pub(super) fn imm_at(frame: &RxFrame<'_>, flags: u8, at: usize) -> Result<Option
     Ok(Some(u64::from_le_bytes(b)))
 }
 
-/// Writes the remote CQ data, if any, at `at` and returns where it ends.
+/// Writes the remote CQ data, if any, at `at` and returns its end.
 #[inline]
 pub(super) fn put_imm(out: &mut [u8], at: usize, imm: Option<u64>) -> usize {
     let Some(v) = imm else { return at };

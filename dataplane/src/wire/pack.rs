@@ -1,11 +1,11 @@
-//! PACK: several whole messages in one packet, 8 bytes and a record each.
+//! PACK: several whole messages in one packet, 8 bytes plus one record per message.
 
 use barewire_driver::frame::RxFrame;
 
 use super::{BASE_LEN, Base, Bytes, IMM_LEN, MsgOp, WireError};
 
-/// Bytes that a message of `len` bytes takes in a PACK: header, remote CQ data, message, and
-/// padding to a multiple of eight.
+/// Bytes of a record with a message of `len` bytes: header, remote CQ data, message, and padding to
+/// a multiple of eight.
 pub const fn record_len(imm: bool, len: usize) -> usize {
     (MsgOp::LEN + if imm { IMM_LEN } else { 0 } + len).next_multiple_of(8)
 }
@@ -30,7 +30,7 @@ impl PackOp {
         BASE_LEN + Self::LEN
     }
 
-    /// Copies and checks the header, not the records.
+    /// Copies and validates the header, not the records.
     ///
     /// # Errors
     /// [`WireError::PackCount`], [`WireError::OpReserved`], [`WireError::OpTruncated`].
@@ -59,19 +59,19 @@ impl PackOp {
     }
 }
 
-/// The records of a PACK, first to last: header, where in the frame the message starts, and its
+/// The records of a PACK, first to last: header, offset of the message in the frame, and its
 /// length. Ends after the first error.
 ///
-/// A pack is refused as a whole: call [`check`](Self::check) before the first message is
-/// delivered. The frame's owner may still change it in between, so an error later on is possible,
-/// but then it is that owner's own messages that are lost.
+/// A pack is refused as a whole: call [`check`](Self::check) before the first message is delivered.
+/// The frame's sender may still change it in between, so a later error is possible; then the sender
+/// loses its own messages.
 #[derive(Clone)]
 pub struct PackRecords<'f, 'm> {
     frame: &'f RxFrame<'m>,
     at: usize,
     end: usize,
     left: u16,
-    /// Whether the bytes behind the last record have been looked at.
+    /// Whether the bytes behind the last record were checked.
     done: bool,
 }
 
@@ -83,10 +83,10 @@ impl<'f, 'm> PackRecords<'f, 'm> {
         Self { frame, at: payload_off.min(end), end, left: count, done: false }
     }
 
-    /// Whether all records are well-formed and fill the payload.
+    /// Checks that all records are well-formed and fill the payload.
     ///
     /// # Errors
-    /// That of the first record that is not.
+    /// The error of the first invalid record.
     pub fn check(&self) -> Result<(), WireError> {
         self.clone().try_for_each(|record| record.map(|_| ()))
     }

@@ -1,7 +1,7 @@
-//! One-sided operations: WRITE brings bytes for a region, READ asks for bytes of one (DATA brings
-//! them), ATOMIC changes elements of one, RESP answers a READ that cannot be served, an ATOMIC that
-//! wants its old values, a READ that wants all of its bytes at once, and a WRITE or ATOMIC that
-//! wants an answer instead of an acknowledgement.
+//! One-sided operations: WRITE transfers bytes to a region; READ requests bytes of a region (DATA
+//! transfers them); ATOMIC changes elements of a region. RESP responds to a READ that failed, an
+//! ATOMIC that fetches old values, a READ that requests all of its bytes at once, and a WRITE or
+//! ATOMIC that requests a response instead of an acknowledgement.
 
 use barewire_driver::frame::RxFrame;
 
@@ -13,15 +13,15 @@ use super::{BASE_LEN, Base, Bytes, NackReason, READ_ANSWER_MAX, READ_MAX, WireEr
 pub(super) const LAST: u8 = 1;
 /// READ, ATOMIC: the last packet for its remote range.
 pub(super) const END: u8 = 1 << 2;
-/// ATOMIC: the old values are wanted.
+/// ATOMIC: the old values are requested.
 const FETCH: u8 = 1 << 3;
 /// ATOMIC: as many compare values follow the operands.
 const COMPARE: u8 = 1 << 4;
-/// ATOMIC: `rkey` is a tag, `addr` an offset in the receive posted for it.
+/// ATOMIC: `rkey` is a tag, `addr` an offset in the matching receive.
 const TAGGED: u8 = 1 << 5;
-/// ATOMIC: withdrawn; nothing is executed, and only the answer is owed.
+/// ATOMIC: withdrawn. Nothing is executed; only the response is sent.
 const VOID: u8 = 1 << 6;
-/// A RESP is wanted: without payload (WRITE, ATOMIC; with LAST and without FETCH), or with all
+/// A RESP is requested: without payload (WRITE, ATOMIC; with LAST and without FETCH), or with all
 /// bytes (READ; with LAST and END).
 pub(super) const ANSWER: u8 = 1 << 7;
 
@@ -30,33 +30,33 @@ fn flag(on: bool, bit: u8) -> u8 {
     if on { bit } else { 0 }
 }
 
-/// What WRITE, READ and ATOMIC have in common.
+/// The common part of WRITE, READ and ATOMIC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemoteRange {
-    /// Endpoint it is for.
+    /// Destination endpoint.
     pub dst_ep: u16,
-    /// Which receive context of a scalable endpoint that is, 0 also of any other endpoint.
+    /// Receive context of a scalable endpoint; 0 for any other endpoint too.
     pub rx_ctx: u8,
-    /// Endpoint it is from.
+    /// Source endpoint.
     pub src_ep: u16,
-    /// Number of the operation, one more than that of the one before from the same node. If a
-    /// packet of it is refused, its later ones are dropped.
+    /// Number of the operation, one more than that of the node's previous operation. If one packet
+    /// of an operation is refused, its later packets are dropped.
     pub seq: u16,
-    /// Whether it is the last packet of its operation.
+    /// Whether this is the last packet of its operation.
     pub last: bool,
     /// Key of the region.
     pub rkey: u64,
-    /// Where in the region, as its owner addresses it.
+    /// Address in the region, in the owner's addressing.
     pub addr: u64,
 }
 
 impl RemoteRange {
-    /// The number of the operation that header `bytes` is of.
+    /// The operation number in the header `bytes`.
     pub fn seq_of(bytes: &[u8]) -> u16 {
         u16::from_le_bytes([bytes[6], bytes[7]])
     }
 
-    /// The number of the operation that header `bytes` is of, unless this is its last packet.
+    /// The operation number in the header `bytes`, unless it is the operation's last packet.
     pub fn unfinished(bytes: &[u8]) -> Option<u16> {
         (bytes[4] & LAST == 0).then(|| Self::seq_of(bytes))
     }
@@ -70,7 +70,7 @@ impl RemoteRange {
         [eps | rest << 32, self.rkey, self.addr]
     }
 
-    /// The range and the other flags.
+    /// The range, and the flags that are not part of it.
     #[inline(always)]
     fn parse<const N: usize>(b: &Bytes<N>, known: u8) -> Result<(Self, u8), WireError> {
         let mut head = Bytes::<24>::ZERO;
@@ -95,18 +95,18 @@ impl RemoteRange {
 /// Header of a WRITE.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WriteOp {
-    /// Where the payload goes.
+    /// Destination of the payload.
     pub range: RemoteRange,
-    /// Remote CQ data, in the last packet alone.
+    /// Remote CQ data, in the last packet only.
     pub imm: Option<u64>,
-    /// A RESP is wanted; in the last packet alone.
+    /// Whether a RESP is requested; in the last packet only.
     pub answer: bool,
-    /// The initiator's slot, to be named by the RESP; 0 without `answer`.
+    /// The initiator's slot, which the RESP names; 0 without `answer`.
     pub dst_op: u32,
     /// The generation of that slot.
     pub dst_gen: u32,
-    /// Bytes from `addr` on that this packet and those behind it will write to the same range: not
-    /// less than the payload. All of them are checked before the first is written.
+    /// Bytes from `addr` on that this packet and later ones will write to the same range, at least
+    /// the payload. The whole range is checked before the first byte is written.
     pub left: u64,
 }
 
@@ -120,7 +120,7 @@ impl WriteOp {
         BASE_LEN + Self::LEN + imm_len(self.imm)
     }
 
-    /// Copies and checks the header.
+    /// Copies and validates the header.
     ///
     /// # Errors
     /// [`WireError::RmaFlags`], [`WireError::RmaRange`], [`WireError::LateImm`],
@@ -157,7 +157,7 @@ impl WriteOp {
         put_imm(out, at, self.imm)
     }
 
-    /// The header of its answer.
+    /// The header of the response.
     pub fn resp(&self) -> RespOp {
         RespOp { dst_op: self.dst_op, dst_gen: self.dst_gen, offset: 0, status: None }
     }
@@ -170,7 +170,7 @@ impl WriteOp {
         [head, rkey, addr, asked, self.left]
     }
 
-    /// The flags that are not the range's.
+    /// The flags that are not part of the range.
     #[inline(always)]
     pub(super) fn flags(&self) -> u8 {
         flag(self.imm.is_some(), IMM) | flag(self.answer, ANSWER)
@@ -180,19 +180,19 @@ impl WriteOp {
 /// Header of a READ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReadOp {
-    /// Where the bytes come from.
+    /// Source of the bytes.
     pub range: RemoteRange,
-    /// The last packet for this remote range.
+    /// Whether this is the last packet for its remote range.
     pub end: bool,
-    /// One RESP with all the bytes is wanted; of a whole operation alone.
+    /// Whether one RESP with all the bytes is requested; of a whole operation only.
     pub answer: bool,
-    /// The reader's slot, to be named by every DATA, or by the RESP.
+    /// The reader's slot, which every DATA, or the RESP, names.
     pub dst_op: u32,
     /// The generation of that slot.
     pub dst_gen: u32,
-    /// Where in the operation the bytes belong: `offset` of the first DATA.
+    /// Offset in the operation: the `offset` of the first DATA.
     pub offset: u64,
-    /// Bytes wanted, 0 to [`READ_MAX`]; with `answer` 1 to [`READ_ANSWER_MAX`].
+    /// Bytes requested, 0 to [`READ_MAX`]; with `answer` 1 to [`READ_ANSWER_MAX`].
     pub len: u32,
 }
 
@@ -200,7 +200,7 @@ impl ReadOp {
     /// Length in a frame, bytes.
     pub const LEN: usize = 48;
 
-    /// Copies and checks the header.
+    /// Copies and validates the header.
     ///
     /// # Errors
     /// [`WireError::RmaFlags`], [`WireError::RmaRange`], [`WireError::OpReserved`],
@@ -215,7 +215,7 @@ impl ReadOp {
         }
         let (offset, len) = (b.u64::<32>(), b.u32::<40>());
         let whole = offset == 0 && (1..=READ_ANSWER_MAX).contains(&len);
-        // That the remote range is inside is the region's to say, wherever it ends.
+        // Whether the remote range is within the region is checked with the region.
         if len > READ_MAX || offset.checked_add(len.into()).is_none() || answer && !whole {
             return Err(WireError::RmaRange);
         }
@@ -226,7 +226,7 @@ impl ReadOp {
         Ok(Self { range, end, answer, dst_op, dst_gen, offset, len })
     }
 
-    /// Slot and generation of the initiator, and the number of bytes asked for, in a header that
+    /// Slot and generation of the initiator, and the number of requested bytes, in a header that
     /// [`emit`](Self::emit) wrote to the start of `bytes`.
     ///
     /// # Panics
@@ -245,7 +245,7 @@ impl ReadOp {
         Bytes::<{ Self::LEN }>::of_words(self.words()).write(out)
     }
 
-    /// The header of its answer.
+    /// The header of the response.
     pub fn resp(&self) -> RespOp {
         RespOp { dst_op: self.dst_op, dst_gen: self.dst_gen, offset: 0, status: None }
     }
@@ -258,7 +258,7 @@ impl ReadOp {
         [head, rkey, addr, asked, self.offset, self.len.into()]
     }
 
-    /// The flags that are not the range's.
+    /// The flags that are not part of the range.
     #[inline(always)]
     pub(super) fn flags(&self) -> u8 {
         flag(self.end, END) | flag(self.answer, ANSWER)
@@ -266,27 +266,27 @@ impl ReadOp {
 }
 
 /// Header of an ATOMIC. The payload is `count` operands, then, with `compare`, as many compare
-/// values; an atomic read has none. Whether operation and datatype exist, and fit each other and
-/// the payload, is checked above: it is answered by a NACK of its own.
+/// values; an atomic read has no payload. Whether operation and datatype exist and match each other
+/// and the payload is checked by the node, which refuses the packet with a NACK.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AtomicOp {
-    /// The elements, or with `tagged` a tag and the offset in the receive posted for it.
+    /// The elements; with `tagged`, a tag and the offset in the matching receive.
     pub range: RemoteRange,
-    /// Remote CQ data, in the last packet alone.
+    /// Remote CQ data, in the last packet only.
     pub imm: Option<u64>,
-    /// The last packet for this remote range.
+    /// Whether this is the last packet for its remote range.
     pub end: bool,
-    /// The old values are wanted.
+    /// Whether the old values are requested.
     pub fetch: bool,
-    /// Compare values follow the operands.
+    /// Whether compare values follow the operands.
     pub compare: bool,
-    /// `rkey` is a tag.
+    /// Whether `rkey` is a tag.
     pub tagged: bool,
-    /// Withdrawn: only the answer is owed.
+    /// Whether the operation is withdrawn: only the response is sent.
     pub void: bool,
-    /// A RESP is wanted, though no old values; in the last packet alone.
+    /// Whether a RESP is requested although old values are not; in the last packet only.
     pub answer: bool,
-    /// The initiator's slot, to be named by the RESP.
+    /// The initiator's slot, which the RESP names.
     pub dst_op: u32,
     /// The generation of that slot.
     pub dst_gen: u32,
@@ -296,7 +296,7 @@ pub struct AtomicOp {
     pub op: u8,
     /// Datatype, `enum fi_datatype`.
     pub ty: u8,
-    /// Where in the result of the operation the old values belong, bytes.
+    /// Offset of the old values in the result of the operation, bytes.
     pub offset: u32,
 }
 
@@ -310,7 +310,7 @@ impl AtomicOp {
         BASE_LEN + Self::LEN + imm_len(self.imm)
     }
 
-    /// Copies and checks the header.
+    /// Copies and validates the header.
     ///
     /// # Errors
     /// As [`WriteOp::parse`].
@@ -327,7 +327,7 @@ impl AtomicOp {
         Ok(op)
     }
 
-    /// Checks a header, and says whether remote CQ data follows, which is not in it yet.
+    /// Validates a header. Also returns whether remote CQ data follows, which is not copied yet.
     #[inline]
     pub(super) fn of(b: &Bytes<{ Self::LEN }>) -> Result<(Self, bool), WireError> {
         const KNOWN: u8 = IMM | END | FETCH | COMPARE | TAGGED | VOID | ANSWER;
@@ -364,7 +364,7 @@ impl AtomicOp {
         put_imm(out, at, self.imm)
     }
 
-    /// The header of its answer.
+    /// The header of the response.
     pub fn resp(&self) -> RespOp {
         RespOp { dst_op: self.dst_op, dst_gen: self.dst_gen, offset: self.offset, status: None }
     }
@@ -378,7 +378,7 @@ impl AtomicOp {
         [head, rkey, addr, asked, what | u64::from(self.offset) << 32]
     }
 
-    /// The flags that are not the range's.
+    /// The flags that are not part of the range.
     #[inline(always)]
     pub(super) fn flags(&self) -> u8 {
         flag(self.imm.is_some(), IMM)
@@ -390,34 +390,34 @@ impl AtomicOp {
             | flag(self.answer, ANSWER)
     }
 
-    /// Where in the result the old values belong, of the ATOMIC whose header `bytes` starts with.
+    /// Offset of the old values in the result, for the ATOMIC header at the start of `bytes`.
     pub fn offset_of(bytes: &[u8]) -> u32 {
         Bytes::<{ Self::LEN }>::kept(bytes).u32::<36>()
     }
 
-    /// Whether the ATOMIC whose header `bytes` starts with wants its old values.
+    /// Whether the ATOMIC header at the start of `bytes` requests the old values.
     pub fn fetches(bytes: &[u8]) -> bool {
         bytes[4] & FETCH != 0
     }
 
-    /// Withdraws the ATOMIC whose header `bytes` starts with: from now on it asks for nothing but
-    /// its answer, and its remote CQ data stands for the eager unit that it used.
+    /// Withdraws the ATOMIC whose header `bytes` starts with: it then requests only its response,
+    /// and its remote CQ data is kept as payment for the eager unit that it used.
     pub fn withdraw(bytes: &mut [u8]) {
         bytes[4] |= VOID;
     }
 }
 
-/// Header of a RESP. The payload is old values or the bytes of a READ, if `status` is `None`.
+/// Header of a RESP. The payload is old values, or the bytes of a READ, if `status` is `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RespOp {
-    /// The slot from the WRITE, ATOMIC or READ.
+    /// The slot in the WRITE, ATOMIC or READ.
     pub dst_op: u32,
-    /// Its generation, from there too.
+    /// The generation in the WRITE, ATOMIC or READ.
     pub dst_gen: u32,
-    /// Where in the result the payload belongs; of a READ that failed, the number of bytes that
-    /// will not come.
+    /// Offset of the payload in the result; of a failed READ, the number of bytes that will not be
+    /// transferred.
     pub offset: u32,
-    /// Why the bytes of a READ will not come.
+    /// Why the bytes of a READ will not be transferred.
     pub status: Option<NackReason>,
 }
 
@@ -431,7 +431,7 @@ impl RespOp {
         BASE_LEN + Self::LEN
     }
 
-    /// Copies and checks the header.
+    /// Copies and validates the header.
     ///
     /// # Errors
     /// [`WireError::RespStatus`], [`WireError::OpReserved`], [`WireError::OpTruncated`].
@@ -440,7 +440,7 @@ impl RespOp {
         Self::header(frame)
     }
 
-    /// Copies and checks the header.
+    /// Copies and validates the header.
     #[inline(always)]
     pub(super) fn header(frame: &RxFrame<'_>) -> Result<Self, WireError> {
         let b = Bytes::<{ Self::LEN }>::op(frame)?;

@@ -1,5 +1,5 @@
-//! The pulled message (rendezvous): RNDV announces it, PULL requests bytes, DATA carries them, END
-//! completes it.
+//! Rendezvous: RNDV announces a message, PULL requests bytes, DATA carries them, END completes the
+//! transfer.
 
 use barewire_driver::frame::RxFrame;
 
@@ -9,23 +9,23 @@ use super::{BASE_LEN, Base, Bytes, MsgMOp, MsgOp, PULL_MAX, WireError};
 /// Header of an RNDV.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RndvOp {
-    /// Endpoint it is for.
+    /// Destination endpoint.
     pub dst_ep: u16,
-    /// Which receive context of a scalable endpoint that is, 0 also of any other endpoint.
+    /// Receive context of a scalable endpoint; 0 for any other endpoint too.
     pub rx_ctx: u8,
-    /// Endpoint it is from.
+    /// Source endpoint.
     pub src_ep: u16,
-    /// Whether it matches tagged receives, or untagged ones.
+    /// Whether the message matches tagged receives instead of untagged ones.
     pub tagged: bool,
     /// Remote CQ data.
     pub imm: Option<u64>,
     /// The tag; 0 unless tagged.
     pub tag: u64,
-    /// Bytes of the message.
+    /// Length of the message, bytes.
     pub msg_len: u64,
-    /// The announcer's name of the operation: slot.
+    /// The sender's name of the operation: slot.
     pub src_op: u32,
-    /// The announcer's name of the operation: generation of the slot.
+    /// The sender's name of the operation: generation of the slot.
     pub src_gen: u32,
 }
 
@@ -33,22 +33,22 @@ impl RndvOp {
     /// Length without remote CQ data, bytes.
     pub const LEN: usize = MsgMOp::LEN;
 
-    /// Length in a frame with remote CQ data if there is any: 32 or 40.
+    /// Length in a frame, bytes: 32, or 40 with remote CQ data.
     #[inline]
     pub fn op_len(&self) -> usize {
         Self::LEN + imm_len(self.imm)
     }
 
-    /// Where the packet ends in the frame, before its checksum.
+    /// End of the packet in the frame, before its checksum.
     #[inline]
     pub fn payload_off(&self) -> usize {
         BASE_LEN + self.op_len()
     }
 
-    /// Copies and checks the header.
+    /// Copies and validates the header.
     ///
     /// # Errors
-    /// As [`MsgOp::parse`] but `StrayLen`.
+    /// As [`MsgOp::parse`] without `StrayLen`.
     #[inline]
     pub fn parse(frame: &RxFrame<'_>, base: &Base) -> Result<Self, WireError> {
         let (op, msg_len, names) = long_msg_at(frame)?;
@@ -82,17 +82,17 @@ impl RndvOp {
 /// Header of a PULL.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PullOp {
-    /// The announcer's slot, from its RNDV.
+    /// The sender's slot, from its RNDV.
     pub src_op: u32,
     /// The generation of that slot, from the RNDV.
     pub src_gen: u32,
-    /// The puller's slot, to be named by every DATA.
+    /// The receiver's slot, which every DATA names.
     pub dst_op: u32,
     /// The generation of that slot.
     pub dst_gen: u32,
-    /// First byte wanted.
+    /// Offset of the first requested byte.
     pub offset: u64,
-    /// Bytes wanted, 1 to [`PULL_MAX`].
+    /// Bytes requested, 1 to [`PULL_MAX`].
     pub len: u32,
 }
 
@@ -100,7 +100,8 @@ impl PullOp {
     /// Length in a frame, bytes.
     pub const LEN: usize = 32;
 
-    /// Copies and checks the header. Whether the message has such bytes is checked above.
+    /// Copies and validates the header. Whether the range is within the message is checked by the
+    /// node.
     ///
     /// # Errors
     /// [`WireError::PullRange`], [`WireError::OpReserved`], [`WireError::OpTruncated`].
@@ -124,7 +125,7 @@ impl PullOp {
         })
     }
 
-    /// Slot and generation of the puller in a header that [`emit`](Self::emit) wrote to the start
+    /// The receiver's slot and generation in a header that [`emit`](Self::emit) wrote to the start
     /// of `bytes`.
     ///
     /// # Panics
@@ -151,14 +152,14 @@ impl PullOp {
     }
 }
 
-/// Header of a DATA. One without payload withdraws the message: no more of it will come.
+/// Header of a DATA. One without payload withdraws the message: no more bytes will be transferred.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DataOp {
-    /// The puller's slot, from its PULL.
+    /// The receiver's slot, from its PULL.
     pub dst_op: u32,
     /// The generation of that slot, from the PULL.
     pub dst_gen: u32,
-    /// Where in the message the payload starts.
+    /// Offset of the payload in the message, bytes.
     pub offset: u64,
 }
 
@@ -166,7 +167,7 @@ impl DataOp {
     /// Length in a frame, bytes.
     pub const LEN: usize = 16;
 
-    /// Where `offset` stands, eight bytes.
+    /// Offset of the `offset` field, eight bytes.
     pub const OFFSET_AT: usize = 8;
 
     /// Where the payload starts in the frame.
@@ -175,7 +176,7 @@ impl DataOp {
         BASE_LEN + Self::LEN
     }
 
-    /// Copies and checks the header.
+    /// Copies and validates the header.
     ///
     /// # Errors
     /// [`WireError::PieceRange`], [`WireError::OpTruncated`].
@@ -189,7 +190,7 @@ impl DataOp {
         Ok(Self { dst_op: b.u32::<0>(), dst_gen: b.u32::<4>(), offset })
     }
 
-    /// Slot and generation of the puller in a header that [`emit`](Self::emit) wrote to the start
+    /// The receiver's slot and generation in a header that [`emit`](Self::emit) wrote to the start
     /// of `bytes`.
     ///
     /// # Panics
@@ -213,16 +214,16 @@ impl DataOp {
     }
 }
 
-/// How a pulled message ended at its receiver.
+/// Outcome of a rendezvous message at its receiver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u16)]
 pub enum EndStatus {
-    /// Received whole.
+    /// Received in full.
     #[default]
     Ok = 0,
-    /// The buffer was shorter; it is full.
+    /// The receive buffer was shorter than the message, and is full.
     Truncated = 1,
-    /// The application discarded or cancelled it.
+    /// The application discarded or cancelled the message.
     Discarded = 2,
     /// The endpoint closed.
     Closed = 3,
@@ -246,11 +247,11 @@ impl TryFrom<u16> for EndStatus {
 /// Header of an END.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EndOp {
-    /// The announcer's slot, from its RNDV.
+    /// The sender's slot, from its RNDV.
     pub src_op: u32,
     /// The generation of that slot, from the RNDV.
     pub src_gen: u32,
-    /// How it ended.
+    /// Outcome.
     pub status: EndStatus,
 }
 
@@ -258,7 +259,7 @@ impl EndOp {
     /// Length in a frame, bytes.
     pub const LEN: usize = 16;
 
-    /// Copies and checks the header.
+    /// Copies and validates the header.
     ///
     /// # Errors
     /// [`WireError::EndStatus`], [`WireError::OpReserved`], [`WireError::OpTruncated`].
