@@ -1,5 +1,5 @@
-//! Sealed frames as bytes: where the counter and the tag are, and how the base differs from that of
-//! the frame that was sealed (`docs/wire.md`, "Sealed frames"). Keys are not handled here.
+//! The format of sealed frames: offsets of counter and tag, and how the base differs from that of
+//! the frame before sealing (`docs/wire.md`, "Sealed frames"). Keys are not handled here.
 
 use barewire_driver::frame::RxFrame;
 
@@ -12,25 +12,25 @@ use super::{
 };
 use crate::types::Tenant;
 
-/// Bytes of the tag of a sealed frame.
+/// Length of the tag of a sealed frame, bytes.
 pub const TAG_LEN: usize = 16;
 
-/// Where the counter is: behind the numbers of the stations.
+/// Offset of the counter: behind the station numbers.
 const COUNTER_AT: usize = 36;
 
-/// Where the receiver's name of the session is.
+/// Offset of the receiver's name of the session.
 const DST_SID_AT: usize = 16;
 
-/// Where the packet's number is.
+/// Offset of the PSN.
 const PSN_AT: usize = 20;
 
-/// Where the name of the OPEN that it answers is in an OPEN's operation header.
+/// Offset of the answered OPEN's session name in an OPEN's operation header.
 const ECHO_SID_AT: usize = 24;
 
-/// Where the operation header of an OPEN ends.
+/// End of an OPEN's operation header.
 pub const OPEN_END: usize = BASE_LEN + OpenOp::LEN;
 
-/// The type of a frame of ours.
+/// The type of a frame of this node.
 ///
 /// # Panics
 /// If `head` is shorter than a base.
@@ -41,7 +41,7 @@ pub fn ty_of(head: &[u8]) -> Option<Ty> {
 /// Writes the counter.
 ///
 /// # Panics
-/// If `bytes` are fewer than a base.
+/// If `bytes` is shorter than a base.
 pub fn set_counter(bytes: &mut [u8], counter: u32) {
     bytes[COUNTER_AT..BASE_LEN].copy_from_slice(&counter.to_le_bytes());
 }
@@ -54,8 +54,8 @@ pub fn counter(bytes: &[u8]) -> u32 {
     word(bytes, COUNTER_AT)
 }
 
-/// Notes in the base of an OPEN or RST that is still to be sealed whose key that is to be under:
-/// where the counter is, which it has none of.
+/// Stores the tenant whose key will seal an OPEN or RST. It is stored in place of the counter,
+/// which such a frame does not have.
 ///
 /// # Panics
 /// As [`set_counter`].
@@ -63,7 +63,7 @@ pub fn set_tenant(bytes: &mut [u8], tenant: Tenant) {
     set_counter(bytes, tenant.get().into());
 }
 
-/// What [`set_tenant`] has noted.
+/// The tenant that [`set_tenant`] has stored.
 ///
 /// # Panics
 /// As [`set_counter`].
@@ -71,20 +71,20 @@ pub fn tenant(bytes: &[u8]) -> Tenant {
     Tenant::of(counter(bytes) as u8)
 }
 
-/// Makes the base of a frame that of a sealed one: SEC, no trailer, and `plen` the bytes between
-/// base and tag.
+/// Changes the base of a frame to that of a sealed one: SEC, no trailer, and `plen` the bytes
+/// between base and tag.
 ///
 /// # Panics
-/// If `bytes` are fewer than a base, or `plen` is more than its field holds.
+/// If `bytes` is shorter than a base, or `plen` exceeds its field.
 pub fn mark(bytes: &mut [u8], plen: usize) {
     bytes[PROLOGUE_OFF + 1] = bytes[PROLOGUE_OFF + 1] & !3 | SEC as u8;
     set_plen(bytes, plen.try_into().expect("a frame's payload leaves room for its header"));
 }
 
-/// Makes the base of an opened frame that of the frame that was sealed.
+/// Changes the base of an opened frame back to that of the frame before sealing.
 ///
 /// # Errors
-/// [`WireError::OpTruncated`]: less was sealed than an operation header of the type.
+/// [`WireError::OpTruncated`]: the sealed bytes are shorter than the type's operation header.
 pub fn unmark(bytes: &mut [u8]) -> Result<(), WireError> {
     let ty = ty_of(bytes).ok_or(WireError::UnknownType)?;
     let op = bytes.get(BASE_LEN..).unwrap_or_default();
@@ -105,7 +105,7 @@ pub fn unmark(bytes: &mut [u8]) -> Result<(), WireError> {
 /// Bytes between base and tag.
 ///
 /// # Panics
-/// If `bytes` are fewer than a base.
+/// If `bytes` is shorter than a base.
 pub fn plen(bytes: &[u8]) -> u16 {
     u16::from_le_bytes([bytes[PLEN_AT], bytes[PLEN_AT + 1]])
 }
@@ -118,8 +118,8 @@ pub fn set_plen(bytes: &mut [u8], plen: u16) {
     bytes[PLEN_AT..PLEN_AT + 2].copy_from_slice(&plen.to_le_bytes());
 }
 
-/// Whether a frame is of this version and says that it is sealed. `None` if it is not ours to ask:
-/// shorter than a base, or of another EtherType or version.
+/// Whether a frame of this protocol version is sealed. `None` if it is shorter than a base, or of
+/// another EtherType or version.
 pub fn is_sealed(frame: &RxFrame<'_>) -> Option<bool> {
     let head = frame.first_chunk::<BASE_LEN>()?;
     let ours =
@@ -127,21 +127,21 @@ pub fn is_sealed(frame: &RxFrame<'_>) -> Option<bool> {
     ours.then_some(head[PROLOGUE_OFF + 1] & SEC as u8 != 0)
 }
 
-/// Whether a frame of a node that seals may leave this machine's memory: it is sealed, or of a type
-/// that holds nothing of the program's (an OPEN of a near session, an RST, a WHO).
+/// Whether a frame of a node with a key may leave this machine's memory: it is sealed, or of a type
+/// without application data (an OPEN of a near session, an RST, a WHO).
 pub fn may_leave(head: &[u8]) -> bool {
     let clear = || matches!(ty_of(head), Some(Ty::Open | Ty::Rst | Ty::Who));
     head.get(PROLOGUE_OFF + 1).is_some_and(|flags| flags & SEC as u8 != 0 || clear())
 }
 
-/// What has to be known of an OPEN that is about to be sealed.
+/// The properties of an OPEN that sealing depends on.
 #[derive(Clone, Copy, Debug)]
 pub struct OpenKind {
-    /// It is a challenge, which carries no message of a handshake.
+    /// Whether it is a challenge, which carries no handshake message.
     pub is_challenge: bool,
-    /// It is of a near session.
+    /// Whether it is of a near session.
     pub is_near: bool,
-    /// It answers another.
+    /// Whether it answers another OPEN.
     pub is_answer: bool,
     /// `inc`, `sid` and `epoch`.
     pub inc: u64,
@@ -155,7 +155,7 @@ pub struct OpenKind {
     pub params: OpenParams,
 }
 
-/// What an OPEN of ours is.
+/// Parses an OPEN of this node.
 ///
 /// # Panics
 /// If `head` is shorter than an OPEN.
@@ -173,7 +173,7 @@ pub fn open_kind(head: &[u8]) -> OpenKind {
     }
 }
 
-/// Whether an RST of ours refuses a key.
+/// Whether an RST of this node refuses a key.
 ///
 /// # Panics
 /// If `head` is shorter than an RST.
@@ -181,7 +181,7 @@ pub fn is_key_refusal(head: &[u8]) -> bool {
     RstReason::try_from(op_word(head, 28) as u16).is_ok_and(RstReason::is_of_key)
 }
 
-/// The receiver's name of the session of a frame of ours.
+/// The receiver's name of the session in a frame of this node.
 ///
 /// # Panics
 /// If `head` is shorter than a base.
@@ -197,8 +197,7 @@ pub fn set_dst_sid(head: &mut [u8], sid: u32) {
     head[DST_SID_AT..PSN_AT].copy_from_slice(&sid.to_le_bytes());
 }
 
-/// Writes the receiver's name of the session into an OPEN that answers one: in its base, and where
-/// it says which OPEN it answers.
+/// Writes the receiver's name of the session into an OPEN in answer: in its base, and in its echo.
 ///
 /// # Panics
 /// If `head` is shorter than an OPEN.
@@ -207,8 +206,8 @@ pub fn set_answered(head: &mut [u8], sid: u32) {
     head[BASE_LEN + ECHO_SID_AT..][..4].copy_from_slice(&sid.to_le_bytes());
 }
 
-/// Base and operation header of a sealed OPEN whose tag cannot be told right from wrong here: for
-/// who refuses it. `None` if it is none, or damaged.
+/// Base and operation header of a sealed OPEN whose tag cannot be verified, for a refusal. `None`
+/// if the frame is no OPEN or damaged.
 pub fn open_in(frame: &RxFrame<'_>) -> Option<(Base, OpenOp)> {
     let mut head = frame.first_chunk::<OPEN_END>()?;
     let end = BASE_LEN + usize::from(plen(&head)) + TAG_LEN;
@@ -222,8 +221,8 @@ pub fn open_in(frame: &RxFrame<'_>) -> Option<(Base, OpenOp)> {
     Some((base, OpenOp::parse(&frame, &base).ok()?))
 }
 
-/// Puts a checksum behind the first `len` bytes, of which the base says nothing. Returns the length
-/// with it.
+/// Appends a checksum to the first `len` bytes; the base does not announce it. Returns the new
+/// length.
 ///
 /// # Panics
 /// If there is no room for it.
@@ -233,8 +232,8 @@ pub fn append_crc(bytes: &mut [u8], len: usize) -> usize {
     len + TRAILER_LEN
 }
 
-/// Puts a checksum behind the first `len` bytes, a frame without payload and trailer. Returns its
-/// length with it.
+/// Appends a checksum to the first `len` bytes, a frame without payload and trailer. Returns the
+/// new length.
 ///
 /// # Panics
 /// If there is no room for it.
@@ -243,7 +242,7 @@ pub fn put_crc(bytes: &mut [u8], len: usize) -> usize {
     append_crc(bytes, len)
 }
 
-/// The word at `at` of an operation header.
+/// The word at offset `at` of an operation header.
 fn op_word(head: &[u8], at: usize) -> u32 {
     word(head, BASE_LEN + at)
 }
