@@ -1,10 +1,10 @@
-//! Bugs planted on purpose, so that the simulator can be tested as well.
+//! Mutations for the simulator's own test: protocol bugs that a test can switch on.
 //!
 //! Without the feature `plant` [`planted`] is a constant `false` and costs nothing. With it, a test
-//! enables one bug on its own thread (`with`) and checks which stage finds it. Each switch is at a
-//! place where such a mistake is likely, and says in one line what goes wrong there.
+//! enables one bug on its own thread (`with`) and checks which stage detects it. Each switch is at
+//! a place where the mistake is likely, and its documentation says in one line what goes wrong.
 
-/// One way to get the protocol wrong.
+/// A protocol bug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Bug {
@@ -12,11 +12,11 @@ pub enum Bug {
     OldDuplicateDelivered,
     /// A packet already in the window is delivered again.
     DuplicateDelivered,
-    /// A rendezvous send completes when its announcement is acknowledged, before the data is here.
+    /// A rendezvous send completes when its RNDV is acknowledged, before the data is transferred.
     RendezvousDoneOnAck,
-    /// A packet held for order is never given back.
+    /// A packet held for order is never freed.
     HeldPacketLeaked,
-    /// Operations that only wait for an answer are forgotten when a session ends.
+    /// Operations that only wait for a response are forgotten when a session ends.
     WaitingForgotten,
     /// A send completes on a SACK bit although an earlier packet may be lost for good.
     DoneOnSack,
@@ -24,31 +24,31 @@ pub enum Bug {
     SackWordInBytes,
     /// The receive bitmap is not cleared past its first word when the window moves.
     BitmapNotCleared,
-    /// A packet for an earlier life of this node is taken.
+    /// A packet for an earlier incarnation of this node is accepted.
     NoIncarnationCheck,
-    /// Nothing is sent while an operation waits for the peer only.
+    /// No keepalive is sent while an operation only waits for the peer.
     NoKeepalive,
-    /// A session is named without its epoch: a packet of the one before is taken.
+    /// A session name lacks the epoch: a packet of the previous session is accepted.
     NoSessionEpoch,
-    /// The receiver takes the packet one past its window.
+    /// The receiver accepts the packet one past its window.
     WindowPlusOne,
     /// Credit of a consumed message is not granted again.
     CreditNotReturned,
-    /// An acknowledgement of packets that were never sent is believed.
+    /// An acknowledgement of packets that were never sent is accepted.
     AckOfUnsent,
-    /// A wildcard receive is found before an older exact one.
+    /// A wildcard receive matches before an older exact one.
     WildcardOrderIgnored,
     /// A message longer than its receive buffer is reported as a success.
     TruncationIsSuccess,
-    /// A reset is believed although it does not name this session.
+    /// A reset is accepted although it does not name this session.
     ResetWithoutEcho,
-    /// The place in a completion queue that a failed operation had reserved is not given back.
+    /// The completion-queue entry that a failed operation had reserved is not released.
     CqReservationLeaked,
-    /// A piece of a message is placed where it claims to belong, unchecked.
+    /// A segment of a message is placed at its offset without a range check.
     PieceOffsetUnchecked,
     /// The timer of a lost packet is not armed again after its first firing.
     RetransmitOnce,
-    /// A peer is found dead by a late poll, before it was asked and could answer.
+    /// A late poll declares a peer dead before a keepalive could be answered.
     DeadUnasked,
     /// A message for an endpoint is matched before an earlier one that has not arrived in full.
     OrderGateOpen,
@@ -56,90 +56,90 @@ pub enum Bug {
     PackedDataDropped,
     /// A cancelled receive stays in the matching list.
     CancelKeepsMatch,
-    /// Of a region's key only the place in the table is compared.
+    /// Of a region's key only the table index is compared.
     KeyHalfChecked,
-    /// Operands and compare values are put side by side once for every try to send them.
+    /// Operands and compare values are laid out again at every attempt to send them.
     OperandsLaidOutTwice,
-    /// Later packets of an atomic operation are as long as the session's frames have become, not as
-    /// its operands are laid out.
+    /// Later packets of an atomic operation have the session's new frame length instead of the
+    /// length that its operands are laid out for.
     OperandsOfAnotherLength,
-    /// What was found of a collective is taken for that of another root or length.
+    /// The state of a collective is used for a call with another root or length.
     OtherCallTaken,
-    /// Processes behind one MAC are taken for one.
+    /// Processes behind one MAC are treated as one station.
     OneStationPerMac,
-    /// The room of a read that is given up is not offered to those that wait for it.
+    /// The room of an abandoned read is not offered to waiting reads.
     ReadRoomKept,
-    /// What stands behind a packet of a write that is given up is executed.
+    /// The packets after an abandoned packet of a write are executed.
     GivenUpWriteGoesOn,
-    /// What stands behind a withdrawn packet of a fetching atomic is executed.
+    /// The packets after a withdrawn packet of a fetching atomic are executed.
     GivenUpFetchGoesOn,
-    /// The cookie of an OPEN is taken unseen.
+    /// The cookie of an OPEN is not verified.
     CookieUnchecked,
-    /// Every OPEN makes a session, however many are half open.
+    /// Every OPEN creates a session, however many are half open.
     HalfOpenUnbounded,
-    /// An OPEN of another life replaces the one that is known, without proof.
+    /// An OPEN of another incarnation replaces the known one without proof.
     LifeDisplaced,
-    /// What was queued for a session that nobody confirmed ends with it.
+    /// Operations queued for a session that the peer never confirmed end with it.
     QueuedEndedByOpen,
-    /// An answer is repeated by a timer.
+    /// A response is repeated by a timer.
     AnswerRepeated,
-    /// Frames are as long as both ends announce, whatever has passed.
+    /// Frames have the length that both ends announce, whatever length passed.
     PathForgotten,
-    /// A session ends by silence alone, although nothing gets through.
+    /// A session ends by silence alone, although retransmissions make no progress.
     ProgressUnbounded,
-    /// The way to an address is remembered when that is taken out of the vector.
+    /// The cached route to an address survives its removal from the vector.
     RouteKept,
-    /// What a sender is called is remembered when its address is taken out of the vector.
+    /// The cached source address of a peer survives its removal from the vector.
     SourceKept,
-    /// What was found out about requests is remembered when the region is closed.
+    /// The cached grant of requests survives the closing of the region.
     GrantKept,
-    /// Messages may still leave at once, though others wait.
+    /// Messages may still be sent at once although others are queued.
     TxQuotaKept,
-    /// The next packet is still taken for one that may be taken as it is.
+    /// The next packet is still taken for one that may be accepted in order.
     InOrderKept,
-    /// A session that has ended is still taken for one that is open.
+    /// A session that has ended is still taken for an open one.
     FastPathKept,
-    /// Receives may still be posted unasked, though a message waits.
+    /// Receives may still be posted without a look-up although an unexpected message waits.
     RxReservedKept,
-    /// Room for operations that was taken in advance is not given back.
+    /// Reserved room for operations is not released.
     OpsReservedLeaked,
-    /// A frame of a near session is taken whatever it came by.
+    /// A frame of a near session is accepted from any port.
     CopyIsNear,
-    /// A session has the path of the one before it.
+    /// A session inherits the path of the previous one.
     PathKept,
-    /// What goes to a far peer leaves without a record, as to a near one.
+    /// A packet to a far peer leaves without a retransmission record, as to a near one.
     FarUnkept,
-    /// Packets of peers that are to be looked up take the ways that ask fewer questions.
+    /// Packets of peers that need a look-up take the fast paths that skip it.
     StrangerUnasked,
-    /// An OPEN need not name the incarnation, whoever is reached by name.
+    /// An OPEN need not name the incarnation, although this node requires it.
     NamelessTaken,
     /// Every sealed frame has the same counter.
     CounterKept,
-    /// Where there is a key, frames that are not sealed are taken as well.
+    /// A node with a key also accepts frames that are not sealed.
     ClearTaken,
-    /// What is being opened when the first key changes goes on under the key before.
+    /// A handshake in progress continues under the old key when the first key changes.
     OfferKept,
-    /// A renewed certificate is not taken: the one before is remembered too long.
+    /// A renewed certificate is not used: the cached one is kept too long.
     CertificateKept,
-    /// An old key is left although the peer may not have got a frame under it.
+    /// An old key is dropped although the peer may not have received a frame under the new one.
     RenewedUnheard,
-    /// An OPEN is of the first tenant, whosever key it came under.
+    /// An OPEN is assigned to the first tenant, whatever key it came under.
     TenantOfFirst,
-    /// A receive for a tenant takes messages of all.
+    /// A receive for one tenant matches messages of all tenants.
     TenantUnasked,
-    /// The sessions of a tenant go on whose key is removed.
+    /// The sessions of a tenant survive the removal of its key.
     TenantSessionsKept,
-    /// An OPEN that the peer may have seen goes on on another path.
+    /// An OPEN that the peer may have seen is repeated on another path.
     OpenTurned,
-    /// Who has the same MAC is taken for near.
+    /// A station with the same MAC is taken for near.
     MacIsNear,
-    /// A near peer that has left is waited for.
+    /// A near peer that has left is still waited for.
     AbsenceUnheard,
-    /// A send that is to complete when it is matched completes when it has arrived.
+    /// A send with match completion completes when the message has arrived.
     MatchUnheard,
 }
 
-/// All of them, in order of declaration.
+/// All bugs in order of declaration.
 pub const ALL: [Bug; 64] = [
     Bug::OldDuplicateDelivered,
     Bug::DuplicateDelivered,
@@ -214,16 +214,16 @@ pub const fn planted(_bug: Bug) -> bool {
     false
 }
 
-/// Whether any bug is switched on for this thread: what the code believes of its own records may be
-/// wrong then, and is to show by what comes of it.
+/// Whether any bug is switched on for this thread: then the code's internal state may be
+/// inconsistent, and its self-checks must not report it before the tests do.
 #[cfg(not(feature = "plant"))]
 #[inline(always)]
 pub const fn is_planted() -> bool {
     false
 }
 
-/// Whether any bug is switched on for this thread: what the code believes of its own records may be
-/// wrong then, and is to show by what comes of it.
+/// Whether any bug is switched on for this thread: then the code's internal state may be
+/// inconsistent, and its self-checks must not report it before the tests do.
 #[cfg(feature = "plant")]
 pub fn is_planted() -> bool {
     state::ON.get().is_some()
@@ -240,10 +240,10 @@ pub fn planted(bug: Bug) -> bool {
     on
 }
 
-/// Runs `f` with `bug` switched on for this thread, and says whether the place was reached.
+/// Runs `f` with `bug` switched on for this thread. Also returns whether the switch was reached.
 #[cfg(feature = "plant")]
 pub fn with<T>(bug: Bug, f: impl FnOnce() -> T) -> (T, bool) {
-    /// Switches the bug off again, also when `f` panics, which a planted bug may well cause.
+    /// Switches the bug off when dropped, also if `f` panics, which a planted bug may well cause.
     struct Off;
     impl Drop for Off {
         fn drop(&mut self) {
