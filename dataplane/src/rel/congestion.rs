@@ -1,9 +1,9 @@
-//! How many packets of a session may be under way.
+//! Congestion control: how many packets a session may have in flight.
 //!
-//! One algorithm is in a build, by its type, so that asking it costs nothing:
-//! [`Controller`] names it. Another one is a file beside [`delay`] and that name.
+//! A build has one algorithm, selected by the type [`Controller`], so that calls are not virtual.
+//! Another algorithm is a file beside [`delay`] and a change of that type.
 //!
-//! It rules sessions on ports that may lose frames. On a port that loses nothing a session has its
+//! It applies to sessions on ports that may lose frames. On a lossless port a session has its
 //! [whole](CongestionControl::whole) window: there the receiver's credit is the limit.
 
 pub mod delay;
@@ -11,51 +11,50 @@ pub mod delay;
 use crate::rel::rtt::Rtt;
 use crate::types::Instant;
 
-/// Packets a session may have in flight, if its peer accepts as many: 100 Gbit/s for a millisecond
-/// in frames of 3,000 bytes.
+/// Most packets that a session has in flight, if its peer accepts as many: 100 Gbit/s for a
+/// millisecond in frames of 3,000 bytes.
 pub const WINDOW: u32 = 4096;
 
-/// The same on a path that loses nothing: there the receiver's credit is the limit.
+/// [`WINDOW`] on a lossless path, where the receiver's credit is the limit.
 pub const WINDOW_LOSSLESS: u32 = 256;
 
-/// The algorithm of this build.
+/// The congestion control of this build.
 pub type Controller = delay::DelayWindow;
 
-/// A congestion control. Lives in the record of each session: at most 14 bytes, at any even
-/// address, no allocation, no clock of its own. The default is a session that has just been opened.
+/// A congestion control. It is part of each session's record: at most 14 bytes, at any even
+/// address, no allocation, no clock of its own. The default is the state of a new session.
 pub trait CongestionControl: Default {
-    /// The window of a session on a port that loses nothing: no limit, for good.
+    /// The window of a session on a lossless port: unlimited, permanently.
     fn whole() -> Self;
 
-    /// Packets that may be under way, 1 to [`WINDOW`]. Asked for every packet that is sent.
+    /// Packets that may be in flight, 1 to [`WINDOW`]. Called for every packet that is sent.
     fn window(&self) -> u32;
 
-    /// An acknowledgement came at `now`. `rtt` has its round trip already, and the path's least and
-    /// smoothed ones, and may be told that the path has become longer; `floor_ns` is what the port
-    /// adds by itself, such as the kernel's scheduling.
+    /// An acknowledgement arrived at `now`. `rtt` already includes its sample, and the path's
+    /// minimum and the smoothed round trip; the controller may tell it that the path has become
+    /// longer. `floor_ns` is the delay that the port itself adds, such as the kernel's scheduling.
     fn on_ack(&mut self, now: Instant, ack: Acked, rtt: &mut Rtt, floor_ns: u64);
 
-    /// An acknowledgement came at `now` that says that packets met a long queue: a router has
-    /// marked them (ECN). Told of each such acknowledgement, which may be many a round trip; its
-    /// `on_ack` came before.
+    /// An acknowledgement with a congestion echo arrived at `now`: a router marked packets (ECN).
+    /// Called for each such acknowledgement, after its `on_ack`; there may be many per round trip.
     fn on_mark(&mut self, now: Instant, rtt: &Rtt);
 
-    /// `lost` packets were found lost at `now`: overtaken by later ones, or by time. Packets that
-    /// are sent again as probes, or since the peer refused them, are not told. There may be many
-    /// such calls a round trip.
+    /// `lost` packets were declared lost at `now`, overtaken by later ones or by time. Not called
+    /// for packets that are retransmitted as probes or since the peer refused them. There may be
+    /// many calls per round trip.
     fn on_loss(&mut self, now: Instant, lost: u32, rtt: &Rtt);
 
-    /// The retransmission timer expired at `now`, the `nth` time in a row: neither the packets
-    /// under way nor the probe after them were acknowledged. The intervals grow.
+    /// The retransmission timer expired at `now`, the `nth` time in a row: neither the packets in
+    /// flight nor the probe after them were acknowledged. The intervals grow.
     fn on_timeout(&mut self, now: Instant, nth: u8);
 }
 
-/// What an acknowledgement says.
+/// An acknowledgement, as the congestion control sees it.
 #[derive(Clone, Copy, Debug)]
 pub struct Acked {
-    /// Packets that it is for.
+    /// Packets that it newly acknowledges.
     pub packets: u32,
-    /// Packets that were under way when it came, those included.
+    /// Packets in flight before it arrived, the acknowledged ones included.
     pub under_way: u32,
 }
 

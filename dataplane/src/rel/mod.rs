@@ -1,5 +1,5 @@
-//! Reliability of one session, one direction at a time: sequence numbers, what is in flight, what
-//! has arrived, round trips.
+//! Reliability of one session, one direction at a time: sequence numbers, packets in flight,
+//! received packets, round trips.
 
 pub mod congestion;
 pub(crate) mod flight;

@@ -1,3 +1,3 @@
-//! Packet sequence numbers; they live below this room, because wire names them as well.
+//! Packet sequence numbers, defined outside of this module because `wire` uses them as well.
 
 pub use crate::psn::Psn;

@@ -1,8 +1,7 @@
-//! Round-trip estimate and the times derived from it.
+//! Round-trip estimate, and the timeouts derived from it.
 //!
-//! RFC 6298's smoothing with a floor and a ceiling that suit an Ethernet segment, and the
-//! reordering allowance of RFC 8985 (RACK), which grows when a retransmission proves to have been
-//! needless.
+//! Smoothing of RFC 6298, with a floor and a ceiling for an Ethernet segment, and the reordering
+//! allowance of RFC 8985 (RACK), which grows when a retransmission turns out to be spurious.
 
 use crate::types::Instant;
 
@@ -12,20 +11,20 @@ pub const RTO_MAX_NS: u64 = 64_000_000;
 /// Shift from nanoseconds to units of 1.05 ms.
 const LOOK_BITS: u32 = 20;
 
-/// Longest time between two looks that counts, in those units: longer than any timeout.
+/// Longest time between two checks that counts, in these units: longer than any timeout.
 const LOOK_MAX: u16 = 64;
 
 const _: () = assert!(RTO_MAX_NS / 1000 < u16::MAX as u64, "microseconds fit 16 bits");
 
 /// The estimate of one session. Nanoseconds fit 32 bits: 4.2 s is far above [`RTO_MAX_NS`]. Packed,
-/// for the sake of its neighbours.
+/// to save space in the session's record.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, packed(2))]
 pub struct Rtt {
     srtt_ns: u32,
     var_ns: u32,
     min_ns: u32,
-    /// The least since [`forget_recent`](Self::forget_recent), in microseconds.
+    /// The minimum since [`forget_recent`](Self::forget_recent), microseconds.
     recent_us: u16,
     /// When [`look`](Self::look) was called last, in units of 2^[`LOOK_BITS`] ns.
     looked_at: u16,
@@ -35,8 +34,8 @@ pub struct Rtt {
     reo: u8,
 }
 
-/// Bounds of the reordering allowance once reordering was seen, in 64ths of the smoothed round
-/// trip: a quarter and about four. Before, there is none: a packet that was overtaken is lost.
+/// Bounds of the reordering allowance once reordering was detected, in 64ths of the smoothed round
+/// trip: a quarter and about four. Before, the allowance is 0: an overtaken packet is lost.
 const REO: std::ops::RangeInclusive<u8> = 16..=255;
 
 impl Default for Rtt {
@@ -54,7 +53,7 @@ impl Default for Rtt {
 }
 
 impl Rtt {
-    /// Takes a measured round trip of a packet that was sent once (Karn).
+    /// Adds a sample: the round trip of a packet that was sent once (Karn).
     pub fn sample(&mut self, rtt_ns: u64) {
         let rtt = rtt_ns.clamp(1, RTO_MAX_NS) as u32;
         self.backoff = 0;
@@ -80,7 +79,7 @@ impl Rtt {
         u64::from(self.var_ns)
     }
 
-    /// Smallest round trip of the path, `u32::MAX` before the first sample.
+    /// Minimum round trip of the path, `u32::MAX` before the first sample.
     pub fn min_ns(&self) -> u64 {
         u64::from(self.min_ns)
     }
@@ -95,28 +94,28 @@ impl Rtt {
         gap.min(LOOK_MAX)
     }
 
-    /// The least of the recent round trips is that of those from now on.
+    /// Restarts the minimum of the recent round trips.
     #[inline]
     pub fn forget_recent(&mut self) {
         self.recent_us = u16::MAX;
     }
 
-    /// The least of the recent round trips, to a microsecond.
+    /// The minimum of the recent round trips, in whole microseconds.
     pub fn recent_min_ns(&self) -> u64 {
         u64::from(self.recent_us) * 1000
     }
 
-    /// The path has become longer: the least of the recent round trips is the path's.
+    /// The path has become longer: raises the path's minimum to the recent minimum.
     pub fn path_is_longer(&mut self) {
         if self.recent_us != u16::MAX {
             self.min_ns = self.min_ns.max(u32::from(self.recent_us) * 1000);
         }
     }
 
-    /// What was acknowledged after `backoff` timers in a row had been sent more than once, so its
-    /// round trip is not known. The timeout stays as long until there is a sample (RFC 6298, 5.7):
-    /// on a path that has become longer each packet would be sent again before it can be
-    /// acknowledged, and none would ever be measured.
+    /// Keeps a backoff of `backoff` timeouts in a row. The acknowledged packets had been sent more
+    /// than once, so there is no sample; the timeout stays as long until there is one (RFC 6298,
+    /// 5.7). Otherwise, on a path that has become longer, each packet would be retransmitted before
+    /// its acknowledgement arrives, and there would never be a sample.
     pub fn keep_backoff(&mut self, backoff: u8) {
         self.backoff = self.backoff.saturating_add(backoff);
     }
@@ -137,14 +136,14 @@ impl Rtt {
         (base << backoff.saturating_add(self.backoff).min(12)).min(RTO_MAX_NS.max(floor_ns))
     }
 
-    /// The reordering allowance, nanoseconds: how much later than a packet another one may be sent
+    /// The reordering allowance, nanoseconds: how much later than another packet one may be sent
     /// and still arrive first.
     pub fn reorder_ns(&self) -> u64 {
         u64::from(self.srtt_ns) * u64::from(self.reo) / 64
     }
 
-    /// The peer received `dups` spurious retransmissions: more reordering is allowed. Each adds 6
-    /// units; each useful retransmission removes 1.
+    /// The peer reported `dups` spurious retransmissions: raises the reordering allowance. Each
+    /// adds 6 units; each useful retransmission removes 1.
     pub fn on_duplicates(&mut self, dups: u8) {
         if dups > 0 {
             let more = self.reo.max(*REO.start()).saturating_add(6 * dups.min(16));
@@ -152,7 +151,7 @@ impl Rtt {
         }
     }
 
-    /// A packet that had been sent again has arrived.
+    /// A retransmission was useful: its packet has arrived.
     pub fn on_resent_arrived(&mut self) {
         self.reo = if self.reo > *REO.start() { self.reo - 1 } else { 0 };
     }

@@ -1,36 +1,36 @@
-//! A window ruled by delay.
+//! Delay-based congestion control.
 //!
-//! A queue in the path shows as a round trip longer than the shortest one. As long as it is not,
-//! the window grows by two packets a round trip; when it is, the window shrinks in proportion, at
-//! most once a round trip. So the queue stays short, which keeps the repair of a loss short as
-//! well: a lost packet is sent again after one round trip, and the packets that may be numbered
-//! beyond it last for several. A path that reorders has long round trips without a queue, so the
-//! allowance follows their variation.
+//! A queue in the path shows as a round trip longer than the minimum. While there is none, the
+//! window grows by two packets per round trip; while there is one, the window shrinks in
+//! proportion, at most once per round trip. So the queue stays short, and with it the repair of a
+//! loss: a lost packet is retransmitted after one round trip, and the window behind it lasts for
+//! several. A path that reorders packets has long round trips without a queue, so the allowance
+//! follows their variation.
 //!
-//! A few losses by themselves change nothing: on the links this is made for they are noise more
-//! often than congestion. A loss of more than a 64th of the window while there is a queue halves
-//! it, at most once a round trip, and so does one of more than half of it: the port of a switch has
-//! overflowed, as when many send to one (incast).
+//! A few losses alone change nothing: on the target links they are more often noise than
+//! congestion. A loss of more than a 64th of the window while there is a queue halves the window,
+//! at most once per round trip, and so does a loss of more than half of it: a switch port has
+//! overflowed, as in an incast.
 //!
-//! Losses and marks take the window down to one packet, delay alone to eight. A session that began
-//! while the queue was full takes its delay for the path's, and would leave nothing to sessions
-//! that know the path's. Below eight packets the window grows by less than two a round trip, and
-//! slowly even while there is a queue. A window that is not used does not grow (RFC 7661).
+//! Losses and marks reduce the window to one packet at least, delay alone to eight. A session that
+//! began while the queue was full takes that delay for the path's, and would leave nothing to
+//! sessions that know the path's minimum. Below eight packets the window grows by less than two per
+//! round trip, and slowly even while there is a queue. An unused window does not grow (RFC 7661).
 //!
-//! A queue that stands for a second although eight packets are under way, or hardly more, is kept
-//! up by others, who yield to losses alone, as TCP does: then the window competes, as TCP does. It
-//! grows whatever the delay, twofold a round trip until the first loss and by a packet from then
-//! on, and losses halve it, until the queue is gone (Copa's competitive mode). Or the path has
-//! become longer, as a route changed. So after ten seconds the window goes down to eight packets;
-//! if the queue stands for another second, round trips are as long as the least of that second, and
-//! nothing is lost, that is the path's, else others keep it up still.
+//! A queue that persists for a second with eight or hardly more packets in flight is caused by
+//! flows that yield to losses only, such as TCP: then the window competes. It grows regardless of
+//! delay, twofold per round trip until the first loss and by one packet from then on, and losses
+//! halve it, until the queue is gone (Copa's competitive mode). Or the path has become longer,
+//! after a change of route. So after ten seconds the window shrinks to eight packets. If the queue
+//! persists for another second, round trips are as long as the minimum of that second, and nothing
+//! is lost, that minimum is the path's; otherwise the queue still belongs to other flows.
 //!
-//! A timeout while there is a queue halves the window as well. Without one the peer does not
-//! answer, as it computes, or the path is broken: from the second timeout in a row on each halves
-//! the window, which then doubles each round trip to half of what it was (RFC 5681, 3.1).
+//! A timeout while there is a queue halves the window as well. Without a queue, the peer is busy or
+//! the path is broken: from the second timeout in a row on each halves the window, which then
+//! doubles each round trip up to half of its former size (RFC 5681, 3.1).
 //!
-//! A mark that a router sets (ECN) is no noise: it takes a fifth of the window, at most once a
-//! round trip, as RFC 8511 has it, since a router marks while its queue is still short.
+//! A router's mark (ECN) is no noise: it reduces the window by a fifth, at most once per round
+//! trip, as in RFC 8511, since a router marks while its queue is still short.
 
 use bitflags::bitflags;
 
@@ -38,63 +38,63 @@ use super::{Acked, CongestionControl, WINDOW};
 use crate::rel::rtt::Rtt;
 use crate::types::Instant;
 
-/// Packets that may always be under way.
+/// Least window, packets.
 const MIN: u32 = 1;
 
-/// Packets that may be under way whatever the delay is, if none is lost.
+/// Least window for delay alone, without losses, packets.
 const FEW: u32 = 8;
 
-/// Packets that a new session may have under way. It doubles every round trip, so a short path is
-/// full after a few, and a long message does not begin with a queue.
+/// Initial window of a new session, packets. It doubles every round trip, so a short path is full
+/// after a few, and a long message does not begin with a queue.
 const FIRST: u32 = 16;
 
-/// Packets to which a window starts at most, as a power of two.
+/// Largest target of slow start, packets as a power of two.
 const START_TO_MAX: u8 = WINDOW.ilog2() as u8;
 
-/// Fractions of a packet.
+/// Units of `size` per packet.
 const ONE: u32 = 256;
 
-/// How long a queue stands until a small window competes with those who keep it up, and how long
-/// that window competes, milliseconds.
+/// How long a queue persists until a small window competes; and how long it competes, milliseconds.
 const STANDS_MS: u16 = 1_000;
 const COMPETES_MS: u16 = 10_000;
 
 /// Shift from nanoseconds to units of 64 ns.
 const CUT_BITS: u32 = 6;
 
-/// How many times the variation of the round trip a delay exceeds to be a queue for certain.
-/// Reordering delays by twice its variation, a queue that overflows by more than ten times.
+/// Multiple of the round trip's variation beyond which a delay is certainly a queue. Reordering
+/// delays by twice the variation, an overflowing queue by more than ten times.
 const SURELY: u64 = 8;
 
 bitflags! {
-    /// What a window knows.
+    /// State bits of a window.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     struct WindowFlags: u8 {
-        /// It grows by what is acknowledged, until the first queue or to `start_to`.
+        /// Slow start: the window grows by the number of acknowledged packets, until the first
+        /// queue or to `start_to`.
         const STARTING = 1;
-        /// When it shrank last, that was for a mark.
+        /// The last reduction was for a mark.
         const CUT_FOR_MARK = 1 << 1;
         /// There was certainly a queue at the last acknowledgement.
         const QUEUED = 1 << 2;
-        /// It does not yield to a queue.
+        /// Competitive mode: the window does not yield to a queue.
         const COMPETING = 1 << 3;
-        /// It has competed since there was no queue.
+        /// The window has competed since there was last no queue.
         const HAS_COMPETED = 1 << 4;
     }
 }
 
-/// The window of one session. Packed, for the sake of its neighbours.
+/// The window of one session. Packed, to save space in the session's record.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, packed(2))]
 pub struct DelayWindow {
-    /// In 256ths of a packet.
+    /// Window in 256ths of a packet.
     size: u32,
     is: WindowFlags,
-    /// Packets to which it grows by what is acknowledged, as a power of two.
+    /// Target of slow start, packets as a power of two.
     start_to: u8,
-    /// When it shrank last, in units of 2^[`CUT_BITS`] ns.
+    /// Time of the last reduction, in units of 2^[`CUT_BITS`] ns.
     cut_at: u32,
-    /// How long a queue has stood, or it has competed, milliseconds.
+    /// How long a queue has persisted, or the window has competed, milliseconds.
     stood_ms: u16,
 }
 
@@ -115,7 +115,7 @@ impl DelayWindow {
         { self.is }.contains(what)
     }
 
-    /// There is a queue: the window shrinks, and does not grow again as it did at first.
+    /// Reduces the window by `by` for a queue, and ends slow start.
     fn cut(&mut self, now: Instant, by: u32, for_mark: bool) {
         self.size -= by.min(self.size - MIN * ONE);
         let mut is = self.is - WindowFlags::STARTING;
@@ -123,14 +123,13 @@ impl DelayWindow {
         (self.cut_at, self.is) = ((now.0 >> CUT_BITS) as u32, is);
     }
 
-    /// How long ago it shrank last, nanoseconds; starts anew after some minutes.
+    /// Time since the last reduction, nanoseconds; wraps after some minutes.
     fn since_cut_ns(&self, now: Instant) -> u64 {
         u64::from(((now.0 >> CUT_BITS) as u32).wrapping_sub(self.cut_at)) << CUT_BITS
     }
 
-    /// Finds out whether others keep a queue up, or whether the path has become longer. `stands`:
-    /// round trips are longer than the least one, whatever their variation; `allowed`: by how much
-    /// they may be.
+    /// Detects competing flows or a longer path. `stands`: round trips exceed the minimum, whatever
+    /// their variation. `allowed`: by how much they may exceed it, nanoseconds.
     fn judge_queue(&mut self, now: Instant, stands: bool, allowed: u64, rtt: &mut Rtt) {
         let (gap, window, competes) =
             (rtt.look(now), self.window(), self.is(WindowFlags::COMPETING));
@@ -149,7 +148,8 @@ impl DelayWindow {
                 (is - (WindowFlags::COMPETING | WindowFlags::STARTING)) | WindowFlags::HAS_COMPETED;
             self.size = self.size.min(FEW * ONE);
         } else if window <= 2 * FEW {
-            // Below eight it is losses that keep it small; or round trips vary too much to say.
+            // Below eight packets, losses keep the window small; or round trips vary too much to
+            // decide.
             let queued = rtt.srtt_ns().saturating_sub(rtt.min_ns()) > allowed;
             if window < FEW || !queued {
                 return;
@@ -173,8 +173,8 @@ impl DelayWindow {
         rtt.forget_recent();
     }
 
-    /// What the window, of `packets`, gains by acknowledgements for `acked`. `queued`: while there
-    /// is a queue.
+    /// The growth of a window of `packets` by an acknowledgement of `acked` packets. `queued`:
+    /// there is a queue.
     fn growth(&self, acked: u32, packets: u32, queued: bool) -> u32 {
         let competes = self.is(WindowFlags::COMPETING);
         if self.is(WindowFlags::STARTING) && (competes || !queued) && packets < 1 << self.start_to {
@@ -183,14 +183,15 @@ impl DelayWindow {
         if competes {
             return acked * ONE / packets;
         }
-        // A quarter of a packet a round trip for each that there is, at most two.
+        // A quarter of a packet per round trip for each packet of the window, at most two; a quarter
+        // of that with a queue.
         let slower = if queued { 4 } else { 1 };
         acked * ONE * packets.min(FEW) / (4 * packets * slower)
     }
 }
 
 impl CongestionControl for DelayWindow {
-    /// All at once: nobody reports what has arrived before half of them are under way.
+    /// The whole window from the start: acknowledgements begin once half of it is in flight.
     fn whole() -> Self {
         Self { size: WINDOW * ONE, ..Self::default() }
     }
@@ -200,8 +201,7 @@ impl CongestionControl for DelayWindow {
         self.size / ONE
     }
 
-    /// It is the smoothed round trip that counts: a single packet may be late for reasons of its
-    /// own.
+    /// Uses the smoothed round trip: a single packet may be late for other reasons.
     fn on_ack(&mut self, now: Instant, ack: Acked, rtt: &mut Rtt, floor_ns: u64) {
         let (packets, srtt) = (self.window().max(1), rtt.srtt_ns());
         let queue_ns = srtt.saturating_sub(rtt.min_ns());
@@ -222,7 +222,7 @@ impl CongestionControl for DelayWindow {
             let over = ((queue_ns - allowed) * 256 / srtt) as u32;
             let most = self.size.saturating_sub(FEW * ONE);
             let by = (self.size * over.min(256) / 512).min(most);
-            // A cut of nothing would stand for that of a loss in this round trip.
+            // A reduction by 0 would prevent the reduction for a loss in this round trip.
             if by > 0 {
                 self.cut(now, by, false);
             }
@@ -230,15 +230,15 @@ impl CongestionControl for DelayWindow {
     }
 
     fn on_mark(&mut self, now: Instant, rtt: &Rtt) {
-        // A cut for a delay that is hardly too long does not stand for it.
+        // A reduction for a slightly long delay does not prevent the one for a mark.
         let may = !self.is(WindowFlags::CUT_FOR_MARK) || self.since_cut_ns(now) > rtt.srtt_ns();
         if may {
             self.cut(now, self.size / 5, true);
         }
     }
 
-    /// A session that began in a full queue does not know it for one; that noise takes more than
-    /// half of a window is unlikely.
+    /// A session that began in a full queue does not detect it by delay; but noise rarely costs
+    /// more than half of a window.
     fn on_loss(&mut self, now: Instant, lost: u32, rtt: &Rtt) {
         let window = self.window();
         let is_heavy = lost > 1 && lost > window / 2;
