@@ -1,11 +1,11 @@
-//! Where the records of the packets in flight stand, by the packets' numbers.
+//! The retransmission ring: records of the packets in flight, by PSN.
 //!
-//! A ring of a power of two of slots, one for each number, in groups of 64 with a bit each for what
-//! is known of a packet. So a packet is found by its number, and those of a kind 64 at a time: an
-//! acknowledgement of a window of thousands costs what it says that is new.
+//! A ring has a power of two of slots, one per PSN, in groups of 64 with a bitmap per property of a
+//! packet. So a packet is found by its PSN, and packets with a property 64 at a time: an
+//! acknowledgement of a window of thousands costs in proportion to what it newly reports.
 //!
-//! A session has a ring while it has records. It begins with 64 slots and doubles; rings that are
-//! given back are kept for the next session.
+//! A session has a ring while it has records. The ring begins with 64 slots and doubles; released
+//! rings are kept for other sessions.
 
 use crate::idx::{RingIdx, SentIdx};
 use crate::psn::Psn;
@@ -13,20 +13,20 @@ use crate::psn::Psn;
 /// Slots of a group.
 const GROUP: u32 = u64::BITS;
 
-/// Sizes of rings: 2^n groups.
+/// Number of ring sizes: 2^n groups each.
 const SIZES: usize = 32;
 
-/// The slots of 64 packets in a row.
+/// The slots of 64 consecutive packets.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 pub(super) struct Group {
     /// Packets with a record.
     pub(super) kept: u64,
-    /// Of those, packets that the peer has, out of order.
+    /// Packets with a record that the peer has received out of order.
     pub(super) sacked: u64,
-    /// Packets to be sent again.
+    /// Packets to be retransmitted.
     pub(super) lost: u64,
-    /// The records of those that are kept.
+    /// The records of the `kept` packets.
     records: [SentIdx; GROUP as usize],
 }
 
@@ -34,19 +34,19 @@ impl Group {
     const EMPTY: Self =
         Self { kept: 0, sacked: 0, lost: 0, records: [SentIdx::NONE; GROUP as usize] };
 
-    /// The record of `psn`, whose slot is in this group and which is kept.
+    /// The record of `psn`, whose slot is in this group and in use.
     #[inline(always)]
     pub(super) fn record(&self, psn: Psn) -> SentIdx {
         self.records[(psn.0 % GROUP) as usize]
     }
 
-    /// Packets that are neither had by the peer nor known to be lost.
+    /// Packets neither received by the peer nor marked lost.
     pub(super) fn under_way(&self) -> u64 {
         self.kept & !self.sacked & !self.lost
     }
 }
 
-/// The slots of one session.
+/// The retransmission ring of one session.
 #[derive(Debug)]
 pub(super) struct Ring(Box<[Group]>);
 
@@ -55,7 +55,7 @@ impl Ring {
         Self(vec![Group::EMPTY; groups].into())
     }
 
-    /// Packets in a row that it has slots for.
+    /// Number of slots: consecutive packets that fit.
     #[inline(always)]
     fn slots(&self) -> u32 {
         self.0.len() as u32 * GROUP
@@ -67,33 +67,33 @@ impl Ring {
         &self.0[(psn.0 / GROUP) as usize & (self.0.len() - 1)]
     }
 
-    /// [`group`](Self::group), to change it, and the bit of `psn` in it.
+    /// [`group`](Self::group), mutable, and the bit of `psn` in it.
     #[inline(always)]
     pub(super) fn slot(&mut self, psn: Psn) -> (&mut Group, u64) {
         let at = (psn.0 / GROUP) as usize & (self.0.len() - 1);
         (&mut self.0[at], bit(psn))
     }
 
-    /// The record of `psn`, which is kept.
+    /// The record of `psn`, whose slot is in use.
     #[inline(always)]
     pub(super) fn record(&self, psn: Psn) -> SentIdx {
         self.group(psn).record(psn)
     }
 
-    /// [`record`](Self::record), `None` if `psn` is not kept.
+    /// [`record`](Self::record), `None` if the slot of `psn` is not in use.
     #[inline(always)]
     pub(super) fn find_record(&self, psn: Psn) -> Option<SentIdx> {
         let group = self.group(psn);
         (group.kept & bit(psn) != 0).then(|| group.record(psn))
     }
 
-    /// Whether `psn` is one of the packets that `of` picks.
+    /// Whether the bit of `psn` is set in the bitmap `of`.
     #[inline(always)]
     pub(super) fn is(&self, psn: Psn, of: impl Fn(&Group) -> u64) -> bool {
         of(self.group(psn)) & bit(psn) != 0
     }
 
-    /// Puts the record of `psn` into its slot, which is free.
+    /// Stores the record of `psn` in its slot, which is free.
     #[inline(always)]
     fn put(&mut self, psn: Psn, record: SentIdx) {
         let (group, bit) = self.slot(psn);
@@ -101,16 +101,16 @@ impl Ring {
         group.records[(psn.0 % GROUP) as usize] = record;
     }
 
-    /// Of the 64 packets from `psn` on, those that `of` picks: the first has bit 0.
+    /// The bitmap `of` for the 64 packets from `psn` on: the first has bit 0.
     pub(super) fn bits(&self, psn: Psn, of: impl Fn(&Group) -> u64) -> u64 {
         let shift = psn.0 % GROUP;
         let next = of(self.group(psn.add(GROUP)));
-        // Two shifts: one by 64 would be none at all.
+        // Two shifts, since a shift by 64 would have no effect.
         of(self.group(psn)) >> shift | next << (GROUP - 1 - shift) << 1
     }
 
-    /// The first packet from `first` to before `end` that `of` picks. They are no more than there
-    /// are slots.
+    /// The first packet from `first` to before `end` with a bit in the bitmap `of`. The range is
+    /// not longer than the ring.
     #[inline]
     pub(super) fn find(&self, first: Psn, end: Psn, of: impl Fn(&Group) -> u64) -> Option<Psn> {
         let mut at = first;
@@ -125,8 +125,8 @@ impl Ring {
         None
     }
 
-    /// The last packet from `first` to before `end` that `of` picks. They are no more than there
-    /// are slots.
+    /// The last packet from `first` to before `end` with a bit in the bitmap `of`. The range is not
+    /// longer than the ring.
     pub(super) fn find_last(
         &self,
         first: Psn,
@@ -157,26 +157,26 @@ const fn bit(psn: Psn) -> u64 {
 #[derive(Debug, Default)]
 pub(super) struct Rings {
     all: Vec<Ring>,
-    /// Those without a session, by size.
+    /// Unused rings, by size.
     spare: [Vec<RingIdx>; SIZES],
 }
 
 impl Rings {
-    /// Takes a ring without records: the smallest.
+    /// Allocates a ring of the smallest size, without records.
     #[inline(always)]
     pub(super) fn take(&mut self) -> RingIdx {
         self.spare[0].pop().unwrap_or_else(|| self.make(0))
     }
 
-    /// Gives ring `at`, whose last record was taken out, back.
+    /// Releases ring `at`, which has no record left.
     #[inline(always)]
     pub(super) fn give_back(&mut self, at: RingIdx) {
         let size = self.all[at.at()].0.len().trailing_zeros();
         self.spare[size as usize].push(at);
     }
 
-    /// Puts the record of `psn` into ring `at`, in which the oldest is `first`. Returns the ring
-    /// that has it: another one if that was too small.
+    /// Stores the record of `psn` in ring `at`, whose oldest record is that of `first`. Returns the
+    /// ring that holds the records: a larger one if the range did not fit.
     #[inline(always)]
     pub(super) fn put(&mut self, at: RingIdx, first: Psn, psn: Psn, record: SentIdx) -> RingIdx {
         let span = psn.since(first) as u32;
@@ -238,7 +238,7 @@ impl std::ops::IndexMut<RingIdx> for Rings {
 
 #[cfg(test)]
 impl Rings {
-    /// How many there are, in use or not.
+    /// Number of rings, in use or not.
     pub(super) fn made(&self) -> usize {
         self.all.len()
     }

@@ -1,26 +1,26 @@
 //! The receive window: which packets beyond the next in order have arrived.
 //!
-//! A ring of bits by number. A session has one only while something is missing; rings are kept for
-//! the next session that needs one.
+//! A bitmap ring by PSN. A session has one only while a packet is missing; released bitmaps are
+//! kept for other sessions.
 
 use std::mem;
 
 use crate::plant::{Bug, planted};
 use crate::psn::Psn;
 
-/// Most words of selective acknowledgement that a window fills.
+/// Most SACK words of a window.
 pub const SACK_WORDS: usize = super::congestion::WINDOW as usize / 64;
 
-/// What has arrived of the packets from the next in order on.
+/// Bitmap of the packets that have arrived, from the next in order on.
 #[derive(Debug, Default)]
 pub struct RcvBitmap {
-    /// Bit `psn % 64` of word `psn / 64`, modulo the ring's length; empty if nothing has arrived.
+    /// Bit `psn % 64` of word `psn / 64`, modulo the ring's length; empty if no packet has arrived.
     words: Box<[u64]>,
     /// Bits that are set.
     count: u16,
 }
 
-/// Bitmaps that no session needs now.
+/// Unused bitmaps.
 #[derive(Debug)]
 pub struct BitmapPool {
     spare: Vec<Box<[u64]>>,
@@ -28,7 +28,7 @@ pub struct BitmapPool {
 }
 
 impl BitmapPool {
-    /// Bitmaps for windows of up to `window` packets, a power of two from 64 on.
+    /// A pool of bitmaps for windows of up to `window` packets, a power of two from 64 on.
     pub fn new(window: u32) -> Self {
         debug_assert!(window.is_power_of_two() && window >= 64);
         Self { spare: Vec::new(), words: window as usize / 64 }
@@ -36,10 +36,10 @@ impl BitmapPool {
 }
 
 impl RcvBitmap {
-    /// Notes packet `psn` of the window that begins with `next`. False if it had arrived already.
+    /// Marks packet `psn` of the window from `next` on as received. False if it was marked already.
     ///
     /// # Panics
-    /// If it is outside: the caller has to refuse such a packet before.
+    /// If `psn` is outside of the window: the caller must refuse such a packet before.
     pub fn set(&mut self, (next, psn): (Psn, Psn), pool: &mut BitmapPool) -> bool {
         assert!((psn.since(next) as usize) < 64 * pool.words, "a packet outside of the window");
         if self.words.is_empty() {
@@ -62,7 +62,7 @@ impl RcvBitmap {
         }
     }
 
-    /// Forgets that packet `psn` of the window has arrived: it is in order now, or was refused.
+    /// Clears packet `psn` of the window: it is in order now, or was refused.
     #[inline]
     pub fn clear(&mut self, psn: Psn, pool: &mut BitmapPool) {
         if !self.is_set(psn) {
@@ -78,14 +78,14 @@ impl RcvBitmap {
         }
     }
 
-    /// Whether nothing in the window has arrived, so an ACK needs no SACK.
+    /// Whether no packet is marked, so that an ACK needs no SACK.
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
     /// Writes the window as an ACK carries it to `sack`, as far as there is room, and returns the
-    /// number of words up to the last that is not 0.
+    /// number of words up to the last non-zero one.
     ///
     /// Word `i` bit `j` stands for PSN `cack + 1 + 64 i + j`: packet `cack`, the next in order, is
     /// missing by definition and has no bit.
@@ -95,10 +95,10 @@ impl RcvBitmap {
         let shift = first.0 % 64;
         for (i, word) in sack.iter_mut().enumerate().take(self.words.len()) {
             let at = first.0 / 64 + i as u32;
-            // Two shifts: one by 64 would be none at all.
+            // Two shifts, since a shift by 64 would have no effect.
             *word = self.word(at) >> shift | self.word(at.wrapping_add(1)) << (63 - shift) << 1;
             if i + 1 == self.words.len() {
-                // The last place is that of `cack` itself.
+                // The last bit is that of `cack` itself.
                 *word &= !(1 << 63);
             }
             if *word != 0 {
@@ -111,7 +111,7 @@ impl RcvBitmap {
         used
     }
 
-    /// Word `at` of an endless ring.
+    /// Word `at` of the ring, whose index wraps.
     #[inline]
     fn word(&self, at: u32) -> u64 {
         self.words[at as usize & (self.words.len() - 1)]

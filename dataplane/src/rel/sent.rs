@@ -1,12 +1,12 @@
-//! The packets a session has in flight.
+//! The send window of a session: its packets in flight.
 //!
-//! Packets are numbered without holes, and each has a record until it is acknowledged in order.
-//! Records are found by number: see `flight.rs`. A record holds all that a
-//! retransmission needs except the payload, which stays in the application's memory or in a pool.
+//! Packets have consecutive PSNs, and each has a record until it is acknowledged in order. Records
+//! are found by PSN: see `flight.rs`. A record holds everything that a retransmission needs except
+//! the payload, which stays in the application's memory or in a pool.
 //!
-//! Loss is found by time (RFC 8985): a packet is lost when one that was sent later than it, by more
-//! than the reordering allowance, has arrived; of two that were sent at once, the one with the
-//! higher number is the later. The timer behind it is the caller's.
+//! Loss detection is by time (RFC 8985): a packet is lost once a packet that was sent later, by
+//! more than the reordering allowance, has arrived; of two packets sent at the same time, the one
+//! with the higher PSN counts as later. The caller runs the timer.
 //!
 //! On a lossless port only packets whose acknowledgement a completion waits for have a record.
 
@@ -31,32 +31,33 @@ use crate::wire::{AckOp, NopOp, RemoteRange, Ty};
 pub const RELIABLE_OP_MAX: usize = 48;
 
 bitflags! {
-    /// What counters hear when a peer has bytes of a region that it reads. The initiator knows how
-    /// long its read is; here it is several READs, and each may be of another region.
+    /// Which counters are incremented when the peer has received bytes of a region that it reads.
+    /// The initiator knows the length of its read; here it arrives as several READs, and each may
+    /// be of another region.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct ReadCounts: u8 {
-        /// The endpoint's: the read ends with them.
+        /// The endpoint's operation counter: the read ends with these bytes.
         const ENDS = 1;
-        /// The region's: what the read wants of it ends with them.
+        /// The region's operation counter: the read's part of this region ends with these bytes.
         const REGION_ENDS = 1 << 1;
-        /// The endpoint's: how many they are.
+        /// The endpoint's byte counter.
         const BYTES = 1 << 2;
-        /// The region's: how many they are.
+        /// The region's byte counter.
         const REGION_BYTES = 1 << 3;
     }
 }
 
 impl ReadCounts {
-    /// What remains for bytes that others of the same READ follow.
+    /// The counters for bytes that are followed by others of the same READ.
     pub const fn without_end(self) -> Self {
         self.difference(Self::ENDS.union(Self::REGION_ENDS))
     }
 }
 
-/// Where the payload of a packet lies.
+/// Location of a packet's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BodyRef {
-    /// Nowhere: there is none.
+    /// No payload.
     None,
     /// `len` bytes at `offset` of the memory of transmit request `wr`.
     Wr {
@@ -84,14 +85,14 @@ pub enum BodyRef {
         offset: u64,
         /// Number of bytes.
         len: u32,
-        /// The endpoint that the peer reads through, `NONE` once that is closed.
+        /// The endpoint that the peer reads through, `NONE` once it is closed.
         ep: EpIdx,
-        /// What counters hear when the peer has the bytes.
+        /// The counters to increment when the peer has received the bytes.
         counts: ReadCounts,
     },
-    /// The old values that answer an atomic operation.
+    /// The old values in the response to an atomic operation.
     Response {
-        /// The answer's record.
+        /// The response's record.
         response: ResponseIdx,
     },
     /// The first `len` bytes of a buffer of the aggregation pool, which hold several messages.
@@ -103,28 +104,28 @@ pub enum BodyRef {
     },
 }
 
-/// One packet in flight. `repr(C)`: the fields that an acknowledgement touches share a cache line;
-/// the rest is for retransmission.
+/// One packet in flight. `repr(C)`: the fields that an acknowledgement accesses share a cache line;
+/// the others are for retransmission.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Sent {
-    /// Its number.
+    /// The packet's PSN.
     pub psn: Psn,
-    /// The transmit request that waits for it, or [`TxIdx::NONE`].
+    /// The transmit request that waits for the acknowledgement, or [`TxIdx::NONE`].
     pub wr: TxIdx,
-    /// When it was sent first, and last.
+    /// Time of the first transmission.
     pub first_at: Instant,
-    /// See `first_at`.
+    /// Time of the last transmission.
     pub at: Instant,
-    /// Eager units it used.
+    /// Eager units that the packet used.
     pub units: u32,
-    /// Its type.
+    /// The packet's type.
     pub ty: Ty,
-    /// Length of its operation header in `op`.
+    /// Length of the operation header in `op`, bytes.
     pub op_len: u8,
-    /// Was sent more than once.
+    /// Whether the packet was retransmitted.
     pub rtx: bool,
-    /// The peer refused it, and has been sent a NOP in its place since, or will be.
+    /// Whether the peer refused the packet; a NOP replaces it.
     pub refused: bool,
     /// Its payload.
     pub body: BodyRef,
@@ -139,7 +140,7 @@ const _: () = {
 };
 
 impl Sent {
-    /// A packet sent for the first time, with the first `op_len` bytes of `op`.
+    /// A packet sent for the first time, with the first `op_len` bytes of `op` as its header.
     #[inline(always)]
     pub fn new(
         psn: Psn,
@@ -164,17 +165,18 @@ impl Sent {
         }
     }
 
-    /// Whether it was sent after a packet with this time and number, or is that packet.
+    /// Whether it was sent after, or is, the packet with this send time and PSN.
     fn is_later(&self, (at, psn): (Instant, Psn)) -> bool {
         self.at > at || self.at == at && self.psn.since(psn) >= 0
     }
 
-    /// The round trip that an acknowledgement shows, which was measured on this packet. The peer
-    /// says which copy of it arrived, so one that was sent again without need is measured as well.
+    /// The round-trip sample of an acknowledgement that was measured on this packet. The peer
+    /// reports which copy of the packet arrived, so a spuriously retransmitted packet yields a
+    /// sample as well.
     #[inline(always)]
     pub fn round_trip(&self, now: Instant, ack: &AckOp) -> Option<u64> {
-        // The answer to a probe names a packet that arrived long ago, as long as the delay field
-        // can say or longer. Taken as a round trip, each would be longer than the last.
+        // The answer to a probe names a packet whose arrival is as long ago as the delay field can
+        // express, or longer. As samples, such round trips would grow without limit.
         if ack.delay == u16::MAX {
             return None;
         }
@@ -182,7 +184,7 @@ impl Sent {
         Some(now.since(sent_at).saturating_sub(u64::from(ack.delay) * 64).max(1))
     }
 
-    /// Becomes a NOP: keeps PSN and cost, and carries nothing.
+    /// Turns the packet into a NOP: PSN and cost stay, header and payload go.
     pub fn become_nop(&mut self) {
         let one_sided = matches!(self.ty, Ty::Write | Ty::Atomic);
         let drops = if one_sided { RemoteRange::unfinished(&self.op) } else { None };
@@ -200,12 +202,12 @@ pub struct SentPool {
 }
 
 impl SentPool {
-    /// Bytes of address space that `n` records take.
+    /// Address space that `n` records take, bytes.
     pub fn room(n: usize) -> usize {
         Slab::<Sent, Line, SentIdx>::SLOT_LEN.saturating_mul(n)
     }
 
-    /// Room for `n` records, of which no memory is touched before it is used.
+    /// A pool of `n` records. A record's memory is not touched before its first use.
     ///
     /// # Panics
     /// As [`Slab::with_capacity`].
@@ -229,18 +231,18 @@ impl SentPool {
         self.records.is_empty()
     }
 
-    /// Prefetches the record that will be given out next.
+    /// Prefetches the record that will be allocated next.
     #[inline(always)]
     pub fn prefetch_free(&self) {
         self.records.prefetch_free();
     }
 
-    /// All records, to change them.
+    /// All records, mutable.
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Sent> {
         self.records.iter_mut().map(|(_, sent)| sent)
     }
 
-    /// Gives a record that stands in no flight back.
+    /// Frees a record that is in no ring.
     ///
     /// # Panics
     /// If it is not in use.
@@ -249,7 +251,7 @@ impl SentPool {
         self.records.discard(idx);
     }
 
-    /// [`discard`](Self::discard), and what it held.
+    /// [`discard`](Self::discard) that returns the record.
     ///
     /// # Panics
     /// If it is not in use.
@@ -274,88 +276,88 @@ impl IndexMut<SentIdx> for SentPool {
     }
 }
 
-/// What an acknowledgement reported for the first time.
+/// What an acknowledgement newly reported out of order.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sacked {
-    /// Packets.
+    /// Number of packets.
     pub count: u32,
-    /// When the one that was sent last was sent, and its number.
+    /// Send time and PSN of the packet among them that was sent last.
     pub newest: Option<(Instant, Psn)>,
 }
 
-/// A packet acknowledged in order.
+/// A packet that was acknowledged in order.
 #[derive(Clone, Copy, Debug)]
 pub struct Acked {
-    /// Its entry.
+    /// The packet's record.
     pub idx: SentIdx,
-    /// Its number.
+    /// The packet's PSN.
     pub psn: Psn,
     /// See [`Sent::wr`].
     pub wr: TxIdx,
     /// See [`Sent::at`].
     pub at: Instant,
-    /// It was reported out of order before.
+    /// Whether it was acknowledged out of order before.
     pub sacked: bool,
     /// See [`Sent::rtx`].
     pub rtx: bool,
-    /// Its payload is memory of request `wr`: nothing else is to be freed with it.
+    /// Whether its payload is memory of request `wr`, so that nothing else must be freed with it.
     pub of_request: bool,
 }
 
-/// An acknowledgement that no honest peer sends.
+/// Error: an acknowledgement of packets that were never sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AckOfUnsent;
 
-/// The send side of a session. In the order of declaration: the first two are used most. Counts of
-/// packets fit 16 bits, as no more than [`WINDOW`] have a record.
+/// The send window of a session. In order of declaration: the first two fields are used most.
+/// Packet counts fit 16 bits, since at most [`WINDOW`] packets have a record.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct SendWindow<C = Controller> {
-    /// Oldest packet not acknowledged.
+    /// Oldest unacknowledged packet.
     pub una: Psn,
-    /// Credits the peer granted since the session began. (Here, behind the other thing that nearly
-    /// every packet says; not looked at in this file.)
+    /// Eager units that the peer has granted since the session began. (It is here to be next to the
+    /// acknowledgement, which nearly every packet carries as well; this file does not use it.)
     pub credit: u32,
-    /// Next packet to number.
+    /// PSN of the next packet.
     pub nxt: Psn,
-    /// Packets marked lost and not yet sent again.
+    /// Packets marked lost and not yet retransmitted.
     pub lost: u16,
-    /// Packets with a record that the peer has.
+    /// Packets with a record that the peer has received.
     sacked: u16,
-    /// Packets with a record, and the oldest of them.
+    /// Number of packets with a record. The oldest of them is `first`.
     kept: u16,
-    /// Packets that may be in flight: what the peer accepts, at most [`WINDOW`].
+    /// Most packets in flight: the peer's window, at most [`WINDOW`].
     limit: u16,
     first: Psn,
-    /// Where the records stand in the pool's rings, if there are any.
+    /// The session's retransmission ring, if any packet has a record.
     ring: RingIdx,
-    /// Packets retransmitted because a timer fired; the peer may report them as duplicates.
+    /// Speculative retransmissions by a timer; the peer may report them as duplicates.
     guesses: u16,
     /// The congestion window.
     pub cwnd: C,
 }
 
 impl<C: CongestionControl> SendWindow<C> {
-    /// Nothing in flight; the first packet will be `first`. The peer accepts [`WINDOW_LOSSLESS`]
-    /// packets until it [says](Self::set_limit) how many.
+    /// A window without packets in flight, whose first packet will be `first`. The peer's window is
+    /// [`WINDOW_LOSSLESS`] packets until [`set_limit`](Self::set_limit).
     pub fn new(first: Psn) -> Self {
         let limit = WINDOW_LOSSLESS as u16;
         Self { una: first, nxt: first, first, limit, ..Self::default() }
     }
 
-    /// The peer accepts `window` packets, of which at most `own` are used.
+    /// Sets the peer's window to `window` packets, of which at most `own` are used.
     pub fn set_limit(&mut self, window: u16, own: u32) {
         self.limit = own.min(window.into()).min(WINDOW) as u16;
     }
 
-    /// Packets that may be in flight, whatever the path has room for.
+    /// Most packets in flight, regardless of congestion.
     #[inline(always)]
     pub fn limit(&self) -> u32 {
         self.limit.into()
     }
 
-    /// What the peer has acknowledged and granted, as they stand in a packet, in as many of the
-    /// lower bits: see [`EagerTaggedView::ack_credit`](crate::wire::EagerTaggedView::ack_credit).
+    /// Acknowledged PSN and granted credit, packed as in a packet, in its number of lower bits: see
+    /// [`EagerTaggedView::ack_credit`](crate::wire::EagerTaggedView::ack_credit).
     #[inline(always)]
     pub fn ack_credit(&self) -> u64 {
         u64::from(self.una.0) | u64::from(self.credit) << 32
@@ -366,20 +368,20 @@ impl<C: CongestionControl> SendWindow<C> {
         self.nxt.0.wrapping_sub(self.una.0)
     }
 
-    /// Packets with a record that are neither acknowledged nor marked lost: those under way.
+    /// Packets with a record in flight: neither acknowledged nor marked lost.
     #[inline]
     pub fn pipe(&self) -> u32 {
         u32::from(self.kept) - u32::from(self.sacked) - u32::from(self.lost)
     }
 
-    /// Whether another packet may be numbered and sent.
+    /// Whether the window permits another packet.
     #[inline]
     pub fn open(&self) -> bool {
         self.in_flight() < self.limit() && self.room() > 0
     }
 
-    /// Whether the next packet asks for an acknowledgement: if no later packet or timer will
-    /// (`alone`), or if it closes the window.
+    /// Whether the next packet requests an acknowledgement: if neither a later packet nor a timer
+    /// will (`alone`), or if the packet fills the window.
     #[inline]
     pub fn asks(&self, alone: bool) -> bool {
         alone || self.room() <= 1 || self.in_flight() + 1 == self.limit()
@@ -391,7 +393,7 @@ impl<C: CongestionControl> SendWindow<C> {
         self.cwnd.window().saturating_sub(self.pipe())
     }
 
-    /// Whether a lost packet may be sent again.
+    /// Whether a lost packet may be retransmitted.
     #[inline]
     pub fn may_resend(&self) -> bool {
         self.pipe() < self.cwnd.window()
@@ -403,18 +405,17 @@ impl<C: CongestionControl> SendWindow<C> {
         self.kept == 0
     }
 
-    /// Numbers a packet that needs no record.
+    /// Assigns the next PSN to a packet without a record.
     pub fn number(&mut self) -> Psn {
         let psn = self.nxt;
         self.nxt = psn.next();
         psn
     }
 
-    /// Records the packet numbered last, and returns its record. The caller has seen that one is
-    /// free.
+    /// Records the packet with the PSN assigned last, and returns its record.
     ///
     /// # Panics
-    /// If none is.
+    /// If no record is free; the caller must check that before.
     #[inline(always)]
     pub fn keep(&mut self, pool: &mut SentPool, sent: Sent) -> SentIdx {
         let psn = sent.psn;
@@ -427,7 +428,7 @@ impl<C: CongestionControl> SendWindow<C> {
         idx
     }
 
-    /// The record of the packet numbered last.
+    /// The record of the packet with the PSN assigned last.
     #[inline]
     pub fn last(&self, pool: &SentPool) -> Option<SentIdx> {
         self.by_psn(pool, self.nxt.add(u32::MAX))
@@ -437,12 +438,12 @@ impl<C: CongestionControl> SendWindow<C> {
     pub fn check(&self, cack: Psn) -> Result<(), AckOfUnsent> {
         let ahead = cack.0.wrapping_sub(self.una.0);
         let behind = self.una.0.wrapping_sub(cack.0);
-        // An old acknowledgement that was overtaken lies at most a few windows back.
+        // An old, overtaken acknowledgement is at most a few windows back.
         if ahead <= self.in_flight() || behind <= u32::MAX / 2 { Ok(()) } else { Err(AckOfUnsent) }
     }
 
-    /// Moves `una` up to `cack` (already checked) and says whether it moved. Records of packets
-    /// before it stay until [`pop_acked`](Self::pop_acked) has taken them out.
+    /// Advances `una` to `cack` (already checked) and returns whether it moved. Records of packets
+    /// before it stay until [`pop_acked`](Self::pop_acked) has removed them.
     pub fn advance(&mut self, cack: Psn) -> bool {
         if cack.since(self.una) <= 0 {
             return false;
@@ -451,8 +452,8 @@ impl<C: CongestionControl> SendWindow<C> {
         true
     }
 
-    /// Takes the oldest record out if its packet is acknowledged in order. The caller frees it in
-    /// the pool.
+    /// Removes the oldest record if its packet is acknowledged in order. The caller frees it in the
+    /// pool.
     #[inline(always)]
     pub fn pop_acked(&mut self, pool: &mut SentPool) -> Option<Acked> {
         if self.kept == 0 || self.first.since(self.una) >= 0 {
@@ -465,7 +466,7 @@ impl<C: CongestionControl> SendWindow<C> {
         Some(Acked { idx, psn, wr, at, sacked, rtx, of_request })
     }
 
-    /// Takes the oldest record out. Returns it, and whether the peer has reported its packet.
+    /// Removes the oldest record. Returns it, and whether its packet was acknowledged out of order.
     #[inline(always)]
     fn pop(&mut self, pool: &mut SentPool) -> (SentIdx, bool) {
         let ring = &mut pool.rings[self.ring];
@@ -492,17 +493,17 @@ impl<C: CongestionControl> SendWindow<C> {
         (idx, sacked)
     }
 
-    /// Takes out any record, for the end of a session.
+    /// Removes any record, at the end of a session.
     pub fn pop_any(&mut self, pool: &mut SentPool) -> Option<SentIdx> {
         (self.kept > 0).then(|| self.pop(pool).0)
     }
 
-    /// [`Sent::round_trip`] of the packet that an acknowledgement names, if that has a record.
+    /// [`Sent::round_trip`] of the packet that an acknowledgement names, if it has a record.
     pub fn round_trip(&self, pool: &SentPool, now: Instant, ack: &AckOp) -> Option<u64> {
         pool[self.by_psn(pool, ack.newest)?].round_trip(now, ack)
     }
 
-    /// Marks what the peer holds out of order: bit `j` of word `i` of `sack` says that it has
+    /// Marks the packets that the peer has received out of order: bit `j` of word `i` of `sack` is
     /// packet `cack + 1 + 64 i + j`.
     pub fn on_sack(
         &mut self,
@@ -523,7 +524,7 @@ impl<C: CongestionControl> SendWindow<C> {
             while fresh != 0 {
                 let psn = from.add(fresh.trailing_zeros());
                 fresh &= fresh - 1;
-                // The ring says nothing of packets that are not between these two.
+                // The ring is defined only for packets between these two.
                 if self.first.since(psn) <= 0 && psn.since(self.nxt) < 0 {
                     self.note_sacked(pool, now, psn, rtt, &mut news);
                 }
@@ -552,7 +553,7 @@ impl<C: CongestionControl> SendWindow<C> {
         if entry.rtx {
             rtt.on_resent_arrived();
             if now.since(entry.at) < rtt.min_ns() {
-                // The first copy arrived: the time of this one says nothing.
+                // The first copy arrived: the send time of the last one is no sample.
                 return;
             }
         }
@@ -561,9 +562,9 @@ impl<C: CongestionControl> SendWindow<C> {
         }
     }
 
-    /// Marks as lost every packet sent more than the reordering allowance before `newest`, a packet
-    /// that has arrived. Returns when the oldest of the others would be lost, if it is not
-    /// acknowledged by then.
+    /// Marks as lost every packet that was sent more than the reordering allowance before `newest`,
+    /// a packet that has arrived. Returns when the oldest of the other packets would be lost, if it
+    /// is not acknowledged by then.
     pub fn detect(
         &mut self,
         pool: &mut SentPool,
@@ -588,7 +589,7 @@ impl<C: CongestionControl> SendWindow<C> {
         again
     }
 
-    /// Marks as lost what was sent before `before` and is not acknowledged: the timer expired.
+    /// Marks as lost the unacknowledged packets that were sent before `before`: the timer expired.
     pub fn expire(&mut self, pool: &mut SentPool, now: Instant, before: Instant, rtt: &Rtt) {
         let known = self.lost;
         self.each_under_way(pool, |entry| match entry.at <= before {
@@ -599,8 +600,8 @@ impl<C: CongestionControl> SendWindow<C> {
         self.report_loss(now, known, rtt);
     }
 
-    /// Asks `look` of every packet under way, oldest first. Later ones than a packet that was sent
-    /// once were sent later, the last time too.
+    /// Calls `look` for every packet in flight, oldest first. Packets behind one that was sent once
+    /// were also last sent later than it.
     fn each_under_way(&mut self, pool: &mut SentPool, mut look: impl FnMut(&Sent) -> Found) {
         let mut next = self.first;
         while let Some(psn) = self.find(pool, next, Group::under_way) {
@@ -618,7 +619,7 @@ impl<C: CongestionControl> SendWindow<C> {
         }
     }
 
-    /// Tells the congestion control of what is lost beyond the packets that were `known` to be.
+    /// Reports to the congestion control the packets that are lost beyond the `known` ones.
     fn report_loss(&mut self, now: Instant, known: u16, rtt: &Rtt) {
         if self.lost > known {
             self.cwnd.on_loss(now, (self.lost - known).into(), rtt);
@@ -626,9 +627,9 @@ impl<C: CongestionControl> SendWindow<C> {
     }
 
     /// A packet was refused: it must be sent again as a NOP, whatever was reported of it. False if
-    /// that is known already: the NOP is under way, and a timer repeats it. If every NACK were
-    /// answered, each duplicated answer would be refused by the packet behind it, endlessly on a
-    /// path with a long delay.
+    /// it was refused before: the NOP is in flight, and a timer repeats it. If every NACK caused a
+    /// NOP, each duplicated NOP would be refused after the packet behind it, endlessly on a path
+    /// with a long delay.
     #[must_use]
     pub fn on_refused(&mut self, pool: &mut SentPool, idx: SentIdx) -> bool {
         let entry = &mut pool[idx];
@@ -643,14 +644,15 @@ impl<C: CongestionControl> SendWindow<C> {
         true
     }
 
-    /// A timer fired: retransmits packet `psn`, which has a record, in case it is lost.
+    /// A timer fired: retransmits packet `psn`, which has a record, speculatively.
     pub fn guess(&mut self, pool: &mut SentPool, psn: Psn) {
         self.guesses = self.guesses.saturating_add(1);
         self.mark_lost(pool, psn);
     }
 
-    /// Gives up the oldest packets under way, as [`guess`](Self::guess) does, until another one may
-    /// be sent: packets lost unnoticed would otherwise fill the window as long as nothing is sent.
+    /// Retransmits the oldest packets in flight speculatively, as [`guess`](Self::guess) does,
+    /// until the window has room: undetected losses would otherwise fill the window as long as
+    /// nothing is sent.
     pub fn make_room(&mut self, pool: &mut SentPool) {
         while !self.may_resend() {
             let Some(psn) = self.find(pool, self.first, Group::under_way) else { return };
@@ -658,15 +660,15 @@ impl<C: CongestionControl> SendWindow<C> {
         }
     }
 
-    /// Of `dups` duplicates, those that were retransmitted because later packets had overtaken
-    /// them.
+    /// The number of `dups` duplicates that were not speculative retransmissions: those were
+    /// retransmitted because later packets had overtaken them.
     pub fn overtaken(&mut self, dups: u8) -> u8 {
         let guessed = self.guesses.min(dups.into());
         self.guesses -= guessed;
         dups - guessed as u8
     }
 
-    /// Marks one packet lost, which has a record.
+    /// Marks packet `psn`, which has a record, as lost.
     fn mark_lost(&mut self, pool: &mut SentPool, psn: Psn) {
         let (group, bit) = pool.rings[self.ring].slot(psn);
         if group.under_way() & bit != 0 {
@@ -681,12 +683,12 @@ impl<C: CongestionControl> SendWindow<C> {
         Some(pool.rings[self.ring].record(psn))
     }
 
-    /// The oldest packet the peer does not have.
+    /// The oldest packet that the peer has not received.
     pub fn oldest(&self, pool: &SentPool) -> Option<Psn> {
         self.find(pool, self.first, |group| group.kept & !group.sacked)
     }
 
-    /// The newest packet the peer does not have, for a tail probe.
+    /// The newest packet that the peer has not received, for a tail-loss probe.
     pub fn newest(&self, pool: &SentPool) -> Option<Psn> {
         let ring = self.ring(pool)?;
         ring.find_last(self.first, self.nxt, |group| group.kept & !group.sacked)
@@ -700,7 +702,7 @@ impl<C: CongestionControl> SendWindow<C> {
         if between { ring.find_record(psn) } else { None }
     }
 
-    /// Takes the mark off a packet that is being sent again.
+    /// Unmarks a lost packet that is being retransmitted.
     pub fn on_resent(&mut self, pool: &mut SentPool, idx: SentIdx, now: Instant) {
         let entry = &mut pool[idx];
         (entry.rtx, entry.at) = (true, now);
@@ -718,10 +720,11 @@ impl<C: CongestionControl> SendWindow<C> {
         });
     }
 
-    /// Calls `f` for the records, oldest first, until it says false.
+    /// Calls `f` for the records, oldest first, until it returns false.
     pub fn for_each_while(&self, pool: &mut SentPool, mut f: impl FnMut(&mut Sent) -> bool) {
         let mut next = self.first;
-        // Behind the last record the ring may go round: later packets need not have one.
+        // Behind the last record the PSNs may wrap around the ring: later packets may have no
+        // record.
         for _ in 0..self.kept {
             let Some(psn) = self.find(pool, next, |group| group.kept) else { return };
             next = psn.next();
@@ -732,32 +735,32 @@ impl<C: CongestionControl> SendWindow<C> {
         }
     }
 
-    /// Whether the peer has packet `psn`, which has a record.
+    /// Whether the peer has received packet `psn`, which has a record.
     #[inline]
     pub(crate) fn is_sacked(&self, pool: &SentPool, psn: Psn) -> bool {
         pool.rings[self.ring].is(psn, |group| group.sacked)
     }
 
-    /// Its ring, if any packet has a record.
+    /// The session's ring, if any packet has a record.
     #[inline(always)]
     fn ring<'a>(&self, pool: &'a SentPool) -> Option<&'a Ring> {
         (self.kept > 0).then(|| &pool.rings[self.ring])
     }
 
-    /// The first packet from `from` on with a record that `of` picks.
+    /// The first packet from `from` on with a bit in the bitmap `of`.
     #[inline]
     fn find(&self, pool: &SentPool, from: Psn, of: impl Fn(&Group) -> u64) -> Option<Psn> {
         self.ring(pool)?.find(from, self.nxt, of)
     }
 }
 
-/// What is to be done with a packet that was looked at.
+/// Result of a loss check of one packet.
 enum Found {
-    /// It is lost.
+    /// The packet is lost.
     Lost,
-    /// Nothing.
+    /// The packet is not lost; check the next.
     Passed,
-    /// Nothing, neither with it nor with later ones.
+    /// Neither this packet nor a later one is lost.
     Enough,
 }
 
