@@ -1,5 +1,5 @@
-//! A node's certificate with its private key, the roots that its peers' certificates lead to, and
-//! whom of these it talks to.
+//! A node's credentials: its certificate and private key, the roots of its peers' certificates, and
+//! the peers that it accepts.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,19 +19,19 @@ use super::key::then_wipe;
 use super::path::verify_own;
 use super::private_key::PrivateKey;
 
-/// Longest payload of a message of the handshake that is looked at, bytes.
+/// Longest accepted payload of a handshake message, bytes.
 pub(super) const PAYLOAD_MAX: usize = 4 << 10;
 
-/// Bytes of it before the signature.
+/// Bytes of the payload before the signature: signature scheme and signature length.
 pub(super) const HEAD_LEN: usize = 4;
 
-/// Most certificates of a chain, the leaf among them.
+/// Most certificates of a chain, the leaf included.
 pub(super) const CHAIN_MAX: usize = 4;
 
-/// Tells seconds since 1970, by which certificates are valid or not.
+/// Returns the seconds since 1970, for the validity of certificates.
 pub type WallClock = Arc<dyn Fn() -> u64 + Send + Sync>;
 
-/// How a signature is made, by its number in TLS 1.3 (RFC 8446, 4.2.3).
+/// Signature scheme, by its number in TLS 1.3 (RFC 8446, 4.2.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scheme {
     EcdsaP256 = 0x0403,
@@ -62,81 +62,82 @@ enum SigningKey {
     Ed25519(Ed25519KeyPair),
 }
 
-/// Why a certificate, key and roots are of no use.
+/// Why a certificate, key and roots are unusable.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadCredentials {
-    /// There is no certificate in the PEM, or one is damaged.
+    /// The PEM contains no certificate, or a damaged one.
     #[error("no certificate in PEM, or a damaged one")]
     Chain,
-    /// More certificates than a chain may have, or more bytes than a peer takes.
+    /// The chain has too many certificates, or more bytes than a peer accepts.
     #[error(
         "more than 4 certificates, or than 4,096 bytes in DER with the signature: leave out the \
          root, or take ECDSA or Ed25519 in place of RSA"
     )]
     ChainLong,
-    /// There is no private key in the PEM, or of a kind that is not known.
+    /// The PEM contains no private key of a supported kind.
     #[error(
         "no private key in PEM that is ECDSA P-256 or P-384, Ed25519 or RSA of 2048 bits or more"
     )]
     Key,
-    /// The key is that of another certificate.
+    /// The key does not belong to the certificate.
     #[error("the private key is not that of the certificate")]
     KeyOfAnother,
-    /// There are no roots in the PEM, or one is damaged.
+    /// The PEM contains no root, or a damaged one.
     #[error("no root certificate in PEM, or a damaged one")]
     Roots,
-    /// The certificate names nobody.
+    /// The certificate has no name.
     #[error("the certificate has neither one SPIFFE ID nor a DNS name (subjectAltName)")]
     Nameless,
-    /// It, or one that it leads to a root by, has expired.
+    /// The certificate, or one on its path to a root, has expired.
     #[error("it, or one that it leads to a root by, has expired, so peers refuse it")]
     Expired,
-    /// It, or one that it leads to a root by, is not valid yet.
+    /// The certificate, or one on its path to a root, is not valid yet.
     #[error("it, or one that it leads to a root by, is not valid yet, so peers refuse it")]
     NotYet,
-    /// It is not for both clientAuth and serverAuth.
+    /// The certificate is not for both clientAuth and serverAuth.
     #[error(
         "it, or one that it leads to a root by, says what it may be used for, and not both \
          clientAuth and serverAuth, so peers refuse it"
     )]
     Usage,
-    /// It is one of an authority.
+    /// The certificate is a certificate authority's.
     #[error("it is that of an authority (CA:TRUE), so peers refuse it as that of a node")]
     Authority,
-    /// It leads to none of the roots.
+    /// No path leads to a root.
     #[error("it leads to none of the roots, so peers with the same roots refuse it")]
     OtherRoots,
-    /// An issuer may not vouch for the name.
+    /// An issuer's name constraints exclude the name.
     #[error(
         "an issuer's name constraints exclude its name (those for URIs exclude each SPIFFE ID), so \
          peers refuse it"
     )]
     NameForbidden,
-    /// Peers refuse it for another cause, as the library names that.
+    /// Peers would refuse the certificate for another cause, in the library's words.
     #[error("peers refuse it: {0}")]
     Unchecked(String),
 }
 
-/// See the module.
+/// The credentials of a node.
 pub struct Credentials {
-    /// The leaf first, as they stand in a message.
+    /// The certificates, leaf first, as in a message.
     chain: Vec<CertificateDer<'static>>,
     key: SigningKey,
     roots: Vec<TrustAnchor<'static>>,
     peers: Vec<PeerId>,
     identity: Identity,
-    /// First and last second of all that lead to the root.
+    /// First and last second at which all certificates of the path are valid.
     valid: [u64; 2],
     clock: WallClock,
 }
 
 impl Credentials {
-    /// From PEM: `chain` is the certificate and then intermediates, `key` its private key (PKCS #8,
-    /// or SEC 1 or PKCS #1), `roots` certificates that those of peers lead to, and that this one
-    /// does. `peers` names whom the node talks to; empty for all of its own trust domain.
+    /// Loads credentials from PEM: `chain` is the certificate followed by intermediates, `key` its
+    /// private key (PKCS #8, SEC 1 or PKCS #1), `roots` the roots of the peers' certificates and of
+    /// this one. `peers` names the peers that the node accepts; empty for all of its own trust
+    /// domain.
     ///
     /// # Errors
-    /// See [`BadCredentials`]: it is looked at as a peer would that has the same roots.
+    /// See [`BadCredentials`]: the certificate is verified as a peer with the same roots would.
     pub fn from_pem(
         chain: &[u8],
         key: &[u8],
@@ -171,19 +172,19 @@ impl Credentials {
         }
     }
 
-    /// Longest payload of a message that these make, bytes.
+    /// Longest payload of a message with these credentials, bytes.
     pub(super) fn payload_max(&self) -> usize {
         let certificates = self.chain.iter().map(|cert| 2 + cert.len());
         HEAD_LEN + self.signature_max() + certificates.sum::<usize>()
     }
 
-    /// Whom the certificate names.
+    /// The identity in the certificate.
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
 
-    /// First and last second at which the certificate, and all that it leads to the root by, are
-    /// valid, since 1970.
+    /// First and last second at which the certificate and its path to the root are valid, since
+    /// 1970.
     pub fn valid(&self) -> [u64; 2] {
         self.valid
     }
@@ -207,7 +208,7 @@ impl Credentials {
     /// Longest signature, bytes.
     pub(super) fn signature_max(&self) -> usize {
         match &self.key {
-            // A SEQUENCE of two INTEGERs, each with a zero before.
+            // A SEQUENCE of two INTEGERs, each with a leading zero.
             SigningKey::Ecdsa(Scheme::EcdsaP384, _) => 104,
             SigningKey::Ecdsa(..) => 72,
             SigningKey::Rsa(pair) => pair.public_modulus_len(),
@@ -248,7 +249,7 @@ impl SigningKey {
     }
 
     fn sign(&self, message: &[u8]) -> Option<(Scheme, Vec<u8>)> {
-        // The library draws what ECDSA and PSS need from its own generator.
+        // The library draws the randomness of ECDSA and PSS from its own generator.
         let random = SystemRandom::new();
         let of = |signature: signature::Signature| signature.as_ref().to_vec();
         Some(match self {
@@ -268,7 +269,7 @@ fn certificates(pem: &[u8]) -> Option<Vec<CertificateDer<'static>>> {
     all.ok().filter(|all| !all.is_empty())
 }
 
-/// Why a peer refuses the certificate, by what the library has said.
+/// The reason why peers would refuse the certificate, from the library's error.
 fn refusal(why: &webpki::Error) -> BadCredentials {
     use webpki::Error;
     match why {

@@ -1,15 +1,15 @@
-//! Who a certificate names, and whom a node talks to.
+//! Identities in certificates, and the peers that a node accepts.
 
 use std::fmt;
 
 use webpki::EndEntityCert;
 
-/// Longest name, bytes: what SPIFFE allows.
+/// Longest name, bytes: the limit of SPIFFE.
 const NAME_MAX: usize = 2048;
 
 const SPIFFE: &str = "spiffe://";
 
-/// Whom a certificate names: a SPIFFE ID, or else DNS names.
+/// The identity in a certificate: a SPIFFE ID, or else DNS names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// 1 SPIFFE ID, or 1 or more DNS names in lower case.
@@ -17,8 +17,8 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Of a certificate, whose names are not checked otherwise. `None` if it has none that is well
-    /// formed, or a SPIFFE ID beside another URI, which SPIFFE forbids.
+    /// The identity in a certificate, whose names are not validated otherwise. `None` if it has no
+    /// well-formed name, or a SPIFFE ID beside another URI, which SPIFFE forbids.
     pub(super) fn of(cert: &EndEntityCert<'_>) -> Option<Self> {
         let mut uris = cert.valid_uri_names();
         if let Some(first) = uris.next() {
@@ -34,7 +34,7 @@ impl Identity {
         (!names.is_empty()).then_some(Self { names })
     }
 
-    /// The trust domain, if it is a SPIFFE ID.
+    /// The trust domain, if the identity is a SPIFFE ID.
     fn trust_domain(&self) -> Option<&str> {
         let rest = self.names[0].strip_prefix(SPIFFE)?;
         rest.split('/').next()
@@ -65,7 +65,7 @@ fn is_dns(name: &str) -> bool {
     !name.is_empty() && name.len() <= 253 && name.bytes().all(any)
 }
 
-/// Names of peers: one, or all that begin or end alike.
+/// A pattern of peers' names: one name, or all with a common prefix or suffix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerId {
     name: String,
@@ -75,15 +75,15 @@ pub struct PeerId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Match {
     Whole,
-    /// It begins with the name, which ends in a slash.
+    /// Names that begin with the pattern, which ends in a slash.
     Below,
-    /// A DNS name that ends with the name, which begins with a dot, and has one label before.
+    /// DNS names with one label before the pattern, which begins with a dot.
     Host,
 }
 
 impl PeerId {
-    /// From `spiffe://domain/path`, `spiffe://domain/path/*` (all below it), a DNS name, or
-    /// `*.domain` (all names with one label before that). `None` if it is none of these.
+    /// Parses `spiffe://domain/path`, `spiffe://domain/path/*` (all IDs below), a DNS name, or
+    /// `*.domain` (all names with one more label). `None` for any other text.
     pub fn parse(text: &str) -> Option<Self> {
         let of = |name: &str, kind| Some(Self { name: name.to_owned(), kind });
         if text.starts_with(SPIFFE) {
@@ -113,8 +113,9 @@ impl PeerId {
     }
 }
 
-/// Whether `own` talks to `peer`, whose certificate is good: to whom the list names, or without a
-/// list to its own trust domain, or to everybody if its own name is not a SPIFFE ID.
+/// Whether node `own` accepts `peer`, whose certificate is valid: if a pattern of the list matches;
+/// without a list, if the peer is of the node's own trust domain; any peer if the node's own name
+/// is no SPIFFE ID.
 pub(super) fn admits(own: &Identity, list: &[PeerId], peer: &Identity) -> bool {
     if list.is_empty() {
         let domain = own.trust_domain();

@@ -1,12 +1,11 @@
-//! Whether a certificate leads to a root, and may be used for what it is used for: how a peer's is
-//! looked at, and one's own before peers see it.
+//! Certificate path validation: of a peer's certificate, and of the node's own before peers see it.
 
 use std::time::Duration;
 
 use rustls_pki_types::{CertificateDer, TrustAnchor, UnixTime};
 use webpki::{ALL_VERIFICATION_ALGS, EndEntityCert, Error, KeyUsage};
 
-/// Which message of the handshake.
+/// The handshake message that a certificate is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     Opener,
@@ -14,7 +13,7 @@ pub(super) enum Role {
 }
 
 impl Role {
-    /// The extended key usage that the sender's certificate needs, if it names any.
+    /// The extended key usage that the sender's certificate needs, if it lists any.
     fn usage(self) -> KeyUsage {
         match self {
             Self::Opener => KeyUsage::client_auth(),
@@ -23,11 +22,11 @@ impl Role {
     }
 }
 
-/// Checks that `leaf` leads to one of the roots, by certificates of `others` or directly, at this
-/// time and for this message.
+/// Verifies that a path leads from `leaf` to one of the roots, directly or through certificates of
+/// `others`, at this time and for this message.
 ///
 /// # Errors
-/// Why it does not.
+/// The reason why there is no valid path.
 pub(super) fn verify(
     leaf: &EndEntityCert<'_>,
     others: &[CertificateDer<'_>],
@@ -39,8 +38,8 @@ pub(super) fn verify(
     leaf.verify_for_usage(algs, roots, others, now, usage, None, None).map(|_| ())
 }
 
-/// [`verify`] for both messages, as a node needs it of its own certificate. First and last second
-/// at which all certificates of the way to the root are valid, since 1970.
+/// [`verify`] for both messages, as a node needs for its own certificate. Returns the first and the
+/// last second at which all certificates of the path are valid, since 1970.
 ///
 /// # Errors
 /// As [`verify`].
@@ -61,14 +60,14 @@ pub(super) fn verify_own(
     Ok([first, last])
 }
 
-/// First and last second of a certificate: the library tells them as why it refuses one at other
-/// times, before it looks at anything else of it.
+/// First and last second of a certificate's validity. The library reports them when it refuses the
+/// certificate for another time, before any other check.
 fn validity(cert: &EndEntityCert<'_>) -> Result<[u64; 2], Error> {
     let at = |seconds| {
         let time = UnixTime::since_unix_epoch(Duration::from_secs(seconds));
         verify(cert, &[], &[], time, Role::Opener).err()
     };
-    // Times of certificates end with the year 9999.
+    // Validity of certificates ends with the year 9999 at the latest.
     let not_after = match at(1 << 40) {
         Some(Error::CertExpired { not_after, .. }) => not_after.as_secs(),
         _ => return Err(Error::BadDerTime),

@@ -1,20 +1,20 @@
-//! The private key of a certificate, from PEM (RFC 7468) without a copy outside of memory for
-//! secrets.
+//! Loads the private key of a certificate from PEM (RFC 7468) without a copy outside of secret
+//! memory.
 
 use barewire_driver::mem::Locked;
 
-/// What a section with a private key is called.
+/// PEM labels of sections with a private key.
 const LABELS: [&str; 3] = ["PRIVATE KEY", "EC PRIVATE KEY", "RSA PRIVATE KEY"];
 
-/// A private key in DER, not looked at further.
+/// A private key in DER, not parsed further.
 pub(super) struct PrivateKey {
     pub(super) der: Locked<[u8]>,
-    /// PKCS #8; otherwise SEC 1 or PKCS #1.
+    /// Whether the format is PKCS #8; otherwise SEC 1 or PKCS #1.
     pub(super) is_pkcs8: bool,
 }
 
 impl PrivateKey {
-    /// The first that is in the text, if there is one and it is whole.
+    /// The first private key in the text, if there is one and it is complete.
     pub(super) fn from_pem(pem: &[u8]) -> Option<Self> {
         let mut lines = pem.split(|&byte| byte == b'\n').map(<[u8]>::trim_ascii);
         let label = lines.find_map(|line| {
@@ -41,18 +41,18 @@ impl PrivateKey {
     }
 }
 
-/// Digits of base64 (RFC 4648, 4) that have come.
+/// Base64 decoder (RFC 4648, 4).
 #[derive(Default)]
 struct Base64 {
-    /// Those bits that are in no byte yet are the last ones.
+    /// Decoded bits; those of an incomplete byte are the lowest.
     bits: u32,
-    /// Digits and padding in all.
+    /// Number of digits and padding characters so far.
     digits: usize,
     padding: usize,
 }
 
 impl Base64 {
-    /// Takes a digit, which may complete a byte. `None` if it is none.
+    /// Adds a digit, which may complete a byte. `None` if it is no digit.
     fn take(&mut self, digit: u8) -> Option<Option<u8>> {
         self.digits += 1;
         let value = match digit {
@@ -71,7 +71,7 @@ impl Base64 {
             return None;
         }
         self.bits = self.bits << 6 | u32::from(value);
-        // Of four digits the first completes none.
+        // The first of four digits completes no byte.
         let left = match self.digits % 4 {
             1 => return Some(None),
             2 => 4,

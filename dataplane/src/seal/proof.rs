@@ -1,5 +1,5 @@
-//! What a message of the handshake carries where identities are of certificates: the chain, and a
-//! signature that shows that its sender has the key of the leaf (`docs/wire.md`, "Certificates").
+//! The payload of a handshake message with certificates: the chain, and a signature that proves
+//! possession of the leaf's key (`docs/wire.md`, "Certificates").
 
 use aws_lc_rs::digest;
 use rustls_pki_types::CertificateDer;
@@ -9,9 +9,9 @@ use super::credentials::{CHAIN_MAX, Credentials, HEAD_LEN, Scheme};
 use super::identity::{Identity, admits};
 use super::path::{Role, verify};
 
-/// What a signature is of, besides the certificates: the hash of the handshake before the message,
-/// and the ephemeral key with which that begins. (What the first OPEN says is in that hash, and the
-/// answer's is tagged with what the handshake gives.)
+/// The data that a signature covers besides the certificates: the hash of the handshake before the
+/// message, and the message's ephemeral key. (The hash covers the fields of the first OPEN; the
+/// answer's tag is made with a key of the handshake.)
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Signed {
     pub(super) role: Role,
@@ -19,25 +19,25 @@ pub(super) struct Signed {
     pub(super) ephemeral: [u8; 32],
 }
 
-/// Why the certificate of a peer is refused.
+/// Why a peer's certificate is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CertFault {
-    /// It, or one that it leads to a root by, has expired or is not valid yet.
+    /// The certificate, or one on its path to a root, has expired or is not valid yet.
     Time,
-    /// It leads to none of the roots, or may not be used for this.
+    /// There is no path to a root, or the certificate may not be used for this.
     Issuer,
-    /// It names nobody whom this node talks to.
+    /// The certificate names no peer that this node accepts.
     Name,
-    /// The signature is not of its key, or is of another handshake.
+    /// The signature is not of the leaf's key, or is of another handshake.
     Signature,
-    /// It cannot be read.
+    /// The message cannot be parsed.
     Malformed,
 }
 
-/// Why a peer is refused, and who he says he is, if a root says so too.
+/// Why a peer is refused, and its name, if the certificate leads to a root.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadCert {
-    /// Why.
+    /// The reason.
     pub fault: CertFault,
     /// The name, if the certificate leads to a root.
     pub name: Option<Identity>,
@@ -50,7 +50,7 @@ impl From<CertFault> for BadCert {
 }
 
 impl Signed {
-    /// What is signed: as the CertificateVerify of TLS 1.3 (RFC 8446, 4.4.3).
+    /// The signed bytes, in the format of TLS 1.3's CertificateVerify (RFC 8446, 4.4.3).
     fn bytes(&self, certificates: &[u8]) -> Vec<u8> {
         let context: &[u8] = match self.role {
             Role::Opener => b"barewire 3 certificate, opener",
@@ -61,7 +61,7 @@ impl Signed {
     }
 }
 
-/// The payload of a message.
+/// The payload of this node's message.
 pub(super) fn prove(credentials: &Credentials, signed: &Signed) -> Vec<u8> {
     let mut certificates = Vec::new();
     for cert in credentials.chain() {
@@ -69,7 +69,8 @@ pub(super) fn prove(credentials: &Credentials, signed: &Signed) -> Vec<u8> {
         certificates.extend_from_slice(cert);
     }
     let made = credentials.sign(&signed.bytes(&certificates));
-    // It has signed before, when it was read. A peer refuses none.
+    // The key has signed when it was loaded, so this does not fail. A peer refuses an empty
+    // signature.
     let (scheme, signature) = made.unwrap_or((Scheme::Ed25519, Vec::new()));
     let mut payload = Vec::with_capacity(HEAD_LEN + signature.len() + certificates.len());
     payload.extend((scheme as u16).to_le_bytes());
@@ -79,7 +80,7 @@ pub(super) fn prove(credentials: &Credentials, signed: &Signed) -> Vec<u8> {
     payload
 }
 
-/// Checks the payload of a message: whom its sender is proven to be.
+/// Verifies the payload of a message, and returns the sender's proven identity.
 ///
 /// # Errors
 /// See [`CertFault`].
@@ -104,8 +105,8 @@ pub(super) fn check(
     named.cloned().ok_or_else(|| refused(CertFault::Name))
 }
 
-/// Whom the payload of a first message would prove its sender to be, if the handshake's hash,
-/// and ephemeral key were both zero; and such a payload. For tests with payloads of any kind.
+/// Verifies the payload of a first message as if the handshake's hash and ephemeral key were both
+/// zero. For tests with arbitrary payloads; [`sample`] makes a valid one.
 ///
 /// # Errors
 /// See [`CertFault`].
@@ -129,7 +130,7 @@ fn fault_of(why: &Error) -> CertFault {
     }
 }
 
-/// Takes a length of two bytes and so many bytes off the front.
+/// Splits a two-byte length and as many bytes off the front.
 fn counted(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (len, rest) = bytes.split_first_chunk()?;
     rest.split_at_checked(u16::from_le_bytes(*len).into())
