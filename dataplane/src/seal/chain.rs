@@ -1,5 +1,5 @@
-//! The keys of one direction: each seals so many frames, the next is derived from the secret of the
-//! one before, and what is behind cannot be found again.
+//! The key chain of one direction: each key seals a fixed number of frames, the next is derived
+//! from the secret of the previous one, and earlier keys cannot be recovered.
 
 use std::fmt;
 
@@ -8,30 +8,30 @@ use aws_lc_rs::aead::{self, AES_256_GCM, Aad, CHACHA20_POLY1305, LessSafeKey, No
 use super::key::{Mode, Secret, derive, then_wipe};
 use crate::wire::{BASE_LEN, TAG_LEN};
 
-/// What seals and opens.
+/// An AEAD algorithm.
 pub(super) type Cipher = &'static aead::Algorithm;
 
-/// One link: a key and what the next one is made from.
+/// One link of a chain: a key, and the secret that the next link is derived from.
 pub(super) struct Chain {
     cipher: Cipher,
-    /// Number of the key.
+    /// Number of the key in the chain.
     pub(super) generation: u64,
     pub(super) key: LessSafeKey,
     secret: Secret,
 }
 
 impl Chain {
-    /// The first link of a secret.
+    /// The first link, derived from `secret`.
     pub(super) fn new(cipher: Cipher, secret: Secret) -> Self {
         Self::link(cipher, 0, secret)
     }
 
-    /// What the next link is made from.
+    /// The secret that the next link is derived from.
     pub(super) fn secret(&self) -> &Secret {
         &self.secret
     }
 
-    /// The link behind this one.
+    /// The next link.
     pub(super) fn next(&self) -> Self {
         let next = derive(&self.secret, b"next");
         Self::link(self.cipher, self.generation + 1, next)
@@ -53,15 +53,16 @@ impl fmt::Debug for Chain {
     }
 }
 
-/// The nonce of a frame: four zero bytes and its counter, big-endian, as Noise has it.
+/// The nonce of a frame: four zero bytes and the counter, big-endian, as in Noise.
 pub(super) fn nonce(counter: u64) -> Nonce {
     let mut nonce = [0; aead::NONCE_LEN];
     nonce[4..].copy_from_slice(&counter.to_be_bytes());
     Nonce::assume_unique_for_key(nonce)
 }
 
-/// Opens a frame under a key: `bytes` are its base, what was protected, and the tag. Decrypts what
-/// lies between. False if the tag is not right; what was encrypted may be overwritten then.
+/// Opens a frame under a key: `bytes` are its base, the protected bytes, and the tag. Decrypts the
+/// protected bytes in place. False if the tag is wrong; the protected bytes may be overwritten
+/// then.
 pub(super) fn open_with(key: &LessSafeKey, mode: Mode, nonce: Nonce, bytes: &mut [u8]) -> bool {
     match mode {
         Mode::Encrypted => {
@@ -76,7 +77,7 @@ pub(super) fn open_with(key: &LessSafeKey, mode: Mode, nonce: Nonce, bytes: &mut
     }
 }
 
-/// What seals and opens. `aes` if both ends have AES in their processors.
+/// The AEAD of a session. `aes`: both ends have AES instructions.
 pub(super) fn cipher(aes: bool) -> Cipher {
     if aes { &AES_256_GCM } else { &CHACHA20_POLY1305 }
 }

@@ -1,6 +1,6 @@
-//! The handshake: NNpsk0 of the Noise framework, revision 34. Who knows the pre-shared key takes
-//! part in it; the keys that come of it are of this session alone, and not even who learns the
-//! pre-shared key later finds them.
+//! The handshake: NNpsk0 of the Noise framework, revision 34. Only holders of the pre-shared key
+//! can take part. The resulting keys are of one session only, and cannot be recovered later even
+//! with the pre-shared key.
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,23 +23,23 @@ pub(super) const PATTERN: &str = "Noise_NNpsk0_25519_AESGCM_SHA256";
 /// A message of the handshake.
 pub type Message = Vec<u8>;
 
-/// Why a message of the handshake is refused. Nothing has happened then.
+/// Why a handshake message is refused. The state is unchanged then.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// Its sender does not have the key, or it is of another session.
+    /// The sender does not have the key, or the message is of another session.
     Forged,
-    /// Its sender's certificate is refused.
+    /// The sender's certificate is refused.
     Certificate(BadCert),
 }
 
-/// What names the session of a handshake, so that its messages are of no other, and what its opener
-/// says in every OPEN of it, so that nobody else says it otherwise.
+/// The context that binds the handshake to its session: the session's names, so that its messages
+/// are valid in no other, and the opener's parameters in each OPEN, so that they cannot be changed
+/// in transit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionNames {
-    /// The station that opens it, as [`Station::word`](barewire_driver::port::Station::word) has
-    /// it.
+    /// The opening station, as [`Station::word`](barewire_driver::port::Station::word).
     pub opener: u64,
-    /// The station that answers.
+    /// The answering station.
     pub answerer: u64,
     /// `inc`, `sid` and `epoch` of the OPEN.
     pub inc: u64,
@@ -47,9 +47,9 @@ pub struct SessionNames {
     pub sid: u32,
     /// See [`inc`](Self::inc).
     pub epoch: u32,
-    /// `psn` of the OPEN: the opener's first packet.
+    /// `psn` of the OPEN: the PSN of the opener's first packet.
     pub psn: u32,
-    /// What the OPEN says of the opener.
+    /// Parameters of the opener in its OPEN.
     pub params: OpenParams,
 }
 
@@ -75,48 +75,48 @@ impl SessionNames {
     }
 }
 
-/// The end that sends the first message.
+/// The initiator: the end that sends the first message.
 pub struct Initiator {
-    /// In memory for secrets: the library keeps the key in it, and does not overwrite it.
+    /// In secret memory: the library keeps the key in the state, and does not overwrite it.
     state: Locked<HandshakeState>,
     names: SessionNames,
     message: Message,
-    /// What the first message carries.
+    /// Payload of the first message.
     payload: Vec<u8>,
-    /// What the handshake begins anew with: an answer that can be read may still be refused.
+    /// Key for a restart of the handshake: an answer that can be decrypted may still be refused.
     key: PreSharedKey,
     seed: Secret,
-    /// Where identities are of certificates.
+    /// This node's credentials, if it has a certificate.
     own: Option<Arc<Credentials>>,
 }
 
-/// What the end has that answers: the keys of the session, the message that tells its peer, and
-/// what the OPEN that carries this ends with.
+/// The responder's result: the keys of the session, the second message, and the tag keys for the
+/// end of the OPEN that carries it.
 #[derive(Debug)]
 pub struct Answer {
-    /// The session's.
+    /// Keys of the session.
     pub keys: SessionKeys,
     /// The second message.
     pub message: Message,
-    /// What makes the tag behind the message, of all bytes before it. The tag proves that the whole
-    /// OPEN is of the sender of the message.
+    /// The key for the tag behind the message, over all bytes before it. The tag proves that the
+    /// message's sender sent the whole OPEN.
     pub finished: Finished,
-    /// That of the key of the first message.
+    /// The tag key of the pre-shared key that the first message came under.
     pub tag_key: TagKey,
 }
 
-/// What the tag is made with that ends an OPEN in answer. (What makes tags is longer, and is made
-/// when that OPEN leaves.)
+/// The secret for the Finished tag at the end of an OPEN in answer. (The tag key itself is larger,
+/// and is derived when that OPEN is sent.)
 #[derive(Clone)]
 pub struct Finished(Secret);
 
 impl Finished {
-    /// Of the end whose frames are sealed with this secret.
+    /// The secret of the end whose frames are sealed with `secret`.
     fn of(secret: &Secret) -> Self {
         Self(derive(secret, b"finished"))
     }
 
-    /// What makes the tag.
+    /// The tag key.
     pub(crate) fn tag_key(&self) -> TagKey {
         TagKey::new(&self.0)
     }
@@ -129,7 +129,7 @@ impl fmt::Debug for Finished {
 }
 
 impl Answer {
-    /// The OPEN with this header, up to its tag. For tests, which have no node.
+    /// The OPEN with this header, up to its frame tag. For tests without a node.
     pub fn open(&self, header: &[u8; OPEN_END]) -> Vec<u8> {
         let mut open = [header, &self.message[..]].concat();
         open.extend(self.finished.tag_key().tag(&open));
@@ -138,13 +138,13 @@ impl Answer {
 }
 
 impl Initiator {
-    /// Begins the handshake of the session of these names, under the first key.
+    /// Begins the handshake of session `names` under the first key.
     pub fn new(ring: &mut Keyring, names: SessionNames) -> Self {
         let first = ring.first();
         Self::under(ring, first, names).expect("the first key is listed")
     }
 
-    /// [`new`](Self::new) under the key `id`; `None` if that is not listed.
+    /// [`new`](Self::new) under the key `id`; `None` if the key is not listed.
     pub fn under(ring: &mut Keyring, id: KeyId, names: SessionNames) -> Option<Self> {
         let seed = ring.draw();
         let key = ring.get(id)?;
@@ -163,13 +163,13 @@ impl Initiator {
         &self.names
     }
 
-    /// The first message, which goes with every OPEN of the session that answers none.
+    /// The first message, part of every OPEN of the session that is no answer.
     pub fn message(&self) -> &Message {
         &self.message
     }
 
-    /// Ends the handshake with an OPEN in answer: the frame from its first byte to its end before
-    /// the tag. `aes` as in [`respond`].
+    /// Completes the handshake with an OPEN in answer: `open` is the frame without its frame tag.
+    /// `aes` as in [`respond`].
     ///
     /// # Errors
     /// See [`Refused`].
@@ -189,7 +189,7 @@ impl Initiator {
         agreed
     }
 
-    /// The keys, if what the peer has said is finished with them.
+    /// The session's keys, if the Finished tag of the peer's OPEN is correct.
     fn keys(
         &mut self,
         (said, finished): (&[u8], &[u8; TAG_LEN]),
@@ -200,7 +200,7 @@ impl Initiator {
         is_whole.then(|| SessionKeys::new(self.key.terms, aes, [tx, rx])).ok_or(Refused::Forged)
     }
 
-    /// Goes back to where the first message has left.
+    /// Restores the state after the first message.
     fn begin_anew(&mut self) {
         let (mut state, _) = begin(&self.key, &self.seed, &self.names, true);
         if write(&mut state, &self.payload).is_some() {
@@ -215,8 +215,8 @@ impl fmt::Debug for Initiator {
     }
 }
 
-/// Answers the first message, which came under the key `id`, of the session of these names. `aes`
-/// if both ends have AES in their processors.
+/// Answers the first message of session `names`, which came under the key `id`. `aes`: both ends
+/// have AES instructions.
 ///
 /// # Errors
 /// See [`Refused`]; also if the key is not listed.
@@ -240,7 +240,7 @@ pub fn respond(
         let hash = hash_of(&state);
         proof = prove(own, &Signed { role: Role::Answerer, hash, ephemeral });
     }
-    // Fails if the first message holds a public key that makes the secret zero.
+    // Fails if the first message contains a public key that makes the shared secret zero.
     let answer = write(&mut state, &proof).ok_or(Refused::Forged)?;
     let (rx, tx) = split(&mut state);
     let (finished, tag_key) = (Finished::of(&tx), key.tag_key().clone());
@@ -248,16 +248,15 @@ pub fn respond(
     Ok(Answer { keys, message: answer, finished, tag_key })
 }
 
-/// The payload of the first message of the session of these names, which came under the first key
-/// of `ring`, unchecked: everybody who has the key can read it, thus anybody where there are
-/// certificates. For tests.
+/// The payload of the first message of session `names` under the first key of `ring`, unverified:
+/// any holder of the key can read it, thus anybody where there are certificates. For tests.
 pub fn read_first(ring: &Keyring, names: &SessionNames, message: &[u8]) -> Option<Vec<u8>> {
     let (mut state, _) = begin(ring.get(ring.first())?, &Secret::default(), names, false);
     read(&mut state, message).ok()
 }
 
-/// The payload of the answer to the first message of `initiator`, unchecked. For tests: the
-/// handshake is over then.
+/// The payload of the answer to the first message of `initiator`, unverified. For tests: it
+/// consumes the handshake.
 pub fn read_answer(mut initiator: Initiator, answer: &[u8]) -> Option<Vec<u8>> {
     read(&mut initiator.state, answer).ok()
 }
@@ -268,7 +267,7 @@ pub(super) fn hash_of(state: &HandshakeState) -> [u8; 32] {
     hash
 }
 
-/// The ephemeral key with which a message begins that was read.
+/// The ephemeral key at the start of a message that was read.
 fn ephemeral_of(message: &[u8]) -> [u8; 32] {
     message.first_chunk().copied().unwrap_or_default()
 }
@@ -279,7 +278,7 @@ pub(super) fn write(state: &mut HandshakeState, payload: &[u8]) -> Option<Messag
     written.is_ok_and(|len| len == message.len()).then_some(message)
 }
 
-/// The payload of a message. Nothing has happened if it is refused.
+/// The payload of a message. The state is unchanged if the message is refused.
 pub(super) fn read(state: &mut HandshakeState, message: &[u8]) -> Result<Vec<u8>, Refused> {
     let len = message.len().checked_sub(HANDSHAKE_LEN).filter(|&len| len <= PAYLOAD_MAX);
     let mut payload = vec![0; len.ok_or(Refused::Forged)?];
@@ -287,7 +286,7 @@ pub(super) fn read(state: &mut HandshakeState, message: &[u8]) -> Result<Vec<u8>
     read.ok().filter(|&len| len == payload.len()).map(|_| payload).ok_or(Refused::Forged)
 }
 
-/// The secrets of both directions that a handshake has come to, that of the opener's frames first.
+/// The secrets of both directions at the end of a handshake, that of the opener's frames first.
 fn split(state: &mut HandshakeState) -> (Secret, Secret) {
     then_wipe(|| {
         let (mut to, mut back) = state.dangerously_get_raw_split();
@@ -295,7 +294,7 @@ fn split(state: &mut HandshakeState) -> (Secret, Secret) {
     })
 }
 
-/// The handshake before its first message, and the ephemeral public key of this end.
+/// The state before the first message, and the ephemeral public key of this end.
 pub(super) fn begin(
     key: &PreSharedKey,
     seed: &Secret,

@@ -1,4 +1,4 @@
-//! A key that an application gives a domain, and what is derived from it.
+//! Pre-shared keys, and the secrets derived from them.
 
 use std::fmt;
 use std::hint::black_box;
@@ -10,21 +10,21 @@ use zeroize::Zeroize;
 
 use crate::wire::TAG_LEN;
 
-/// Fewest bytes of a key. A tag of an OPEN lets anybody who sees one try keys, so that a key must
-/// be random bytes, not a word.
+/// Least length of a key, bytes. The tag of an OPEN permits an offline search for the key, so a key
+/// must be random bytes, not a password.
 pub const KEY_MIN: usize = 16;
 
-/// Most bytes of a key.
+/// Largest length of a key, bytes.
 pub const KEY_MAX: usize = 1024;
 
-/// Frames of a direction that are sealed with one key, as a power of two: half of what QUIC allows
-/// AES-GCM (RFC 9001, 6.6).
+/// Frames of a direction that are sealed under one key, as a power of two: half of what QUIC
+/// permits for AES-GCM (RFC 9001, 6.6).
 pub(super) const KEY_FRAMES_BITS: u32 = 22;
 
-/// 32 bytes that nobody else may see: all that last longer than a call lie in memory for secrets.
+/// A 32-byte secret. All that outlast a call are in secret memory.
 pub(super) type Secret = Locked<[u8; 32]>;
 
-/// The secret of these bytes, which are overwritten.
+/// The secret of these bytes, which are then overwritten.
 pub(super) fn secret_of(bytes: &mut [u8; 32]) -> Secret {
     let mut secret = Secret::default();
     secret.copy_from_slice(bytes);
@@ -32,20 +32,20 @@ pub(super) fn secret_of(bytes: &mut [u8; 32]) -> Secret {
     secret
 }
 
-/// Bytes of the stack that calls of the cipher library reach to, with room to spare: in a build
-/// that is not optimized it moves the state of an HMAC, 1.3 KiB, from call to call.
+/// Stack depth of the cipher library's calls, bytes, with a margin: an unoptimized build moves the
+/// state of an HMAC, 1.3 KiB, from call to call.
 const CIPHER_REACHES: usize = 16 << 10;
 
-/// Bytes that the making of a handshake reaches to, which moves its state from call to call.
+/// Stack depth of the construction of a handshake, bytes, which moves its state from call to call.
 const HANDSHAKE_REACHES: usize = 32 << 10;
 
-/// Calls `act`, which calls the cipher library, and then overwrites what that has left on the
-/// stack, where there are copies of secrets that were moved.
+/// Calls `act`, which calls the cipher library, and then overwrites the stack below, where moves
+/// have left copies of secrets.
 pub(super) fn then_wipe<T>(act: impl FnOnce() -> T) -> T {
     wiped::<T, CIPHER_REACHES>(act)
 }
 
-/// [`then_wipe`] for the making of a handshake.
+/// [`then_wipe`] for the construction of a handshake.
 pub(super) fn then_wipe_deep<T>(act: impl FnOnce() -> T) -> T {
     wiped::<T, HANDSHAKE_REACHES>(act)
 }
@@ -64,27 +64,27 @@ fn wiped<T, const LEN: usize>(act: impl FnOnce() -> T) -> T {
     done
 }
 
-/// What a seal does with the bytes behind the base.
+/// The protection of the bytes behind the base.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// They are encrypted and authenticated.
+    /// Encrypted and authenticated.
     #[default]
     Encrypted,
-    /// They are authenticated, and everybody on the way can read them.
+    /// Authenticated only: readable on the network.
     Authenticated,
 }
 
-/// How the frames of a session are sealed, besides with what. Part of a key: stations that seal in
-/// different ways have different keys.
+/// How a session's frames are sealed, apart from its keys. Part of the pre-shared key: stations
+/// with different formats have different keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SealFormat {
     pub(super) mode: Mode,
-    /// Frames to a key, as a power of two.
+    /// Frames per key, as a power of two.
     pub(super) key_frames_bits: u32,
 }
 
-/// A pre-shared key: what all stations have that may open sessions with each other. The mode is
-/// part of it: stations of two modes have different keys.
+/// A pre-shared key, common to all stations that may open sessions with each other. The mode is
+/// part of it: the same bytes in another mode are another key.
 #[derive(Clone)]
 pub struct PreSharedKey {
     pub(super) psk: Secret,
@@ -92,7 +92,7 @@ pub struct PreSharedKey {
     pub(super) terms: SealFormat,
 }
 
-/// What authenticates frames without a session, OPEN and RST.
+/// The key for the tags of frames without a session: OPEN and RST.
 #[derive(Clone)]
 pub struct TagKey(Arc<Locked<hmac::Key>>);
 
@@ -101,7 +101,7 @@ impl TagKey {
         then_wipe(|| Self(Arc::new(Locked::new(hmac::Key::new(hmac::HMAC_SHA256, &**secret)))))
     }
 
-    /// Whether `tag` is the tag of `frame`; in constant time.
+    /// Whether `tag` is the tag of `frame`. Constant time.
     pub(super) fn is_tag(&self, frame: &[u8], tag: &[u8]) -> bool {
         constant_time::verify_slices_are_equal(&self.tag(frame), tag).is_ok()
     }
@@ -123,15 +123,15 @@ impl fmt::Debug for TagKey {
 }
 
 impl PreSharedKey {
-    /// The key of these bytes.
+    /// The key of `bytes`.
     ///
     /// `None` if there are fewer bytes than [`KEY_MIN`] or more than [`KEY_MAX`].
     pub fn new(bytes: &[u8], mode: Mode) -> Option<Self> {
         Self::with_key_frames(bytes, mode, KEY_FRAMES_BITS)
     }
 
-    /// [`new`](Self::new) with another number of frames to a key, `1 << bits`, 2 to 30: all
-    /// stations need the same. For tests of what happens when keys change.
+    /// [`new`](Self::new) with another number of frames per key, `1 << bits`, `bits` from 2 to 30;
+    /// all stations need the same. For tests of key changes.
     pub fn with_key_frames(bytes: &[u8], mode: Mode, bits: u32) -> Option<Self> {
         if !(KEY_MIN..=KEY_MAX).contains(&bytes.len()) || !(2..=30).contains(&bits) {
             return None;
@@ -149,23 +149,23 @@ impl PreSharedKey {
         }))
     }
 
-    /// What a node with a certificate has in place of one, and everybody knows: it authenticates
-    /// nothing, and keeps nodes of two modes apart.
+    /// The public key that a node with a certificate uses in place of a pre-shared key: it
+    /// authenticates nothing, but separates nodes of different modes.
     pub(super) fn of_everybody(mode: Mode, bits: u32) -> Option<Self> {
         Self::with_key_frames(b"barewire 3 certificates", mode, bits)
     }
 
-    /// What makes the tags of frames without a session.
+    /// The key for the tags of frames without a session.
     pub fn tag_key(&self) -> &TagKey {
         &self.tag
     }
 
-    /// Whether `tag` is the tag of `frame`; in constant time.
+    /// Whether `tag` is the tag of `frame`. Constant time.
     pub fn is_tag(&self, frame: &[u8], tag: &[u8]) -> bool {
         self.tag.is_tag(frame, tag)
     }
 
-    /// Whether it is the key `other`; in constant time.
+    /// Whether it equals the key `other`. Constant time.
     pub fn is(&self, other: &Self) -> bool {
         constant_time::verify_slices_are_equal(&*self.psk, &*other.psk).is_ok()
     }
@@ -177,7 +177,7 @@ impl fmt::Debug for PreSharedKey {
     }
 }
 
-/// Length of what is derived.
+/// Length of derived secrets, 32 bytes.
 struct Len32;
 
 impl hkdf::KeyType for Len32 {
@@ -186,12 +186,12 @@ impl hkdf::KeyType for Len32 {
     }
 }
 
-/// The secret of this name that is derived from another.
+/// Derives the secret `name` from another secret.
 pub(super) fn derive(secret: &Secret, name: &[u8]) -> Secret {
     then_wipe(|| expand(&hkdf::Prk::new_less_safe(hkdf::HKDF_SHA256, &**secret), &[name]))
 }
 
-/// The secret of this name that belongs to `root`.
+/// Derives the secret `name` from `root`.
 fn expand(root: &hkdf::Prk, name: &[&[u8]]) -> Secret {
     let mut secret = Secret::default();
     let derived = root.expand(name, Len32).and_then(|okm| okm.fill(&mut *secret));

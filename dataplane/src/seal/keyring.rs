@@ -1,6 +1,6 @@
-//! The keys of a node: a short list, of which the first opens sessions and each is accepted from
-//! peers that open one. The list can be replaced while sessions stand, which have keys of their
-//! own.
+//! The keys of a node: a short list. The first key opens sessions, and each key is accepted from
+//! peers that open one. The list can be replaced while sessions are open, since sessions have keys
+//! of their own.
 
 use std::sync::Arc;
 
@@ -12,36 +12,35 @@ use super::key::{KEY_FRAMES_BITS, Mode, PreSharedKey, Secret, TagKey, then_wipe}
 use crate::types::Tenant;
 use crate::wire::{BASE_LEN, OpenOp, TAG_LEN, TRAILER_LEN};
 
-/// Most keys of a node. Each costs the receiver of an OPEN the check of a tag.
+/// Most keys of a node. For each key the receiver of an OPEN verifies a tag.
 pub const KEYS_MAX: usize = 4;
 
-/// Length of a message of the handshake without certificates, bytes: an ephemeral public key and
-/// the tag of an empty payload.
+/// Length of a handshake message without certificates, bytes: an ephemeral public key and the tag
+/// of an empty payload.
 pub const HANDSHAKE_LEN: usize = 48;
 
-/// The name of a key in the list of a node. One that is taken off the list and put back has another
-/// name then.
+/// Name of a key in a node's list. A key that is removed and added again gets another name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyId(u64);
 
-/// See the module.
+/// The list of a node's keys, or the certificate in place of a list.
 #[derive(Clone, Debug)]
 pub struct Keyring {
-    /// 1 to [`KEYS_MAX`]; also none where each is of a tenant.
+    /// 1 to [`KEYS_MAX`] keys; none is allowed where each is of a tenant.
     keys: Vec<(KeyId, PreSharedKey)>,
-    /// Whether each key is of a tenant, which it names for as long as the node lives.
+    /// Whether each key is of a tenant; the key's name is then the tenant's, for the lifetime of
+    /// the node.
     tenants: bool,
-    /// What this node proves who it is with, and peers are checked by. There is one key then, which
-    /// everybody knows.
+    /// The node's certificate, and what its peers' are verified with. The list then has one key,
+    /// which is public.
     credentials: Option<Arc<Credentials>>,
-    /// The name of the next key.
+    /// Name of the next key.
     next: u64,
-    /// What ephemeral keys are drawn from.
+    /// Source of ephemeral keys.
     entropy: Entropy,
 }
 
-/// Secrets that nobody can guess, one after the other. Who reads it finds those to come and none
-/// that was drawn.
+/// A generator of secrets. Its state reveals later secrets but no earlier ones.
 #[derive(Clone)]
 struct Entropy {
     root: Secret,
@@ -58,8 +57,8 @@ impl std::fmt::Debug for Entropy {
 }
 
 impl Keyring {
-    /// A list of keys. `entropy` are 32 bytes that nobody can guess and that were never used
-    /// before: a live domain takes them from the kernel, to where no copy of them is elsewhere.
+    /// A list of keys. `entropy` are 32 random bytes that were never used before: a domain takes
+    /// them from the kernel, into memory without other copies.
     ///
     /// `None` if there is no key or more than [`KEYS_MAX`].
     pub fn new(keys: Vec<PreSharedKey>, entropy: impl Into<Locked<[u8; 32]>>) -> Option<Self> {
@@ -69,8 +68,8 @@ impl Keyring {
         ring.replace(keys).then_some(ring)
     }
 
-    /// For a node that has no pre-shared key but a certificate, as its peers have. `entropy` as for
-    /// [`new`](Self::new).
+    /// A keyring with a certificate in place of pre-shared keys; all peers have certificates as
+    /// well. `entropy` as for [`new`](Self::new).
     pub fn of_certificate(
         credentials: Arc<Credentials>,
         mode: Mode,
@@ -80,7 +79,7 @@ impl Keyring {
         ring.expect("the number of frames is one that can be")
     }
 
-    /// [`of_certificate`](Self::of_certificate) with another number of frames to a key, as for
+    /// [`of_certificate`](Self::of_certificate) with another number of frames per key, as in
     /// [`PreSharedKey::with_key_frames`].
     pub fn of_certificate_with(
         credentials: Arc<Credentials>,
@@ -93,13 +92,13 @@ impl Keyring {
         Some(Self { credentials: Some(credentials), ..ring })
     }
 
-    /// Whether peers are known by certificates: tags show nothing then.
+    /// Whether peers are authenticated by certificates; tags prove nothing then.
     pub fn has_certificate(&self) -> bool {
         self.credentials.is_some()
     }
 
-    /// Makes this the certificate. Open sessions stay. False, and nothing has happened, if there
-    /// was none.
+    /// Replaces the certificate. Open sessions continue. False, without side effect, if there was
+    /// none.
     pub fn replace_certificate(&mut self, credentials: Arc<Credentials>) -> bool {
         let is = self.has_certificate();
         if is {
@@ -112,30 +111,28 @@ impl Keyring {
         self.credentials.as_ref()
     }
 
-    /// Longest message of the handshake that this node sends, with the Finished tag of an answer,
-    /// bytes.
+    /// Longest handshake message of this node, with the Finished tag of an answer, bytes.
     pub fn message_and_finished_max(&self) -> usize {
         HANDSHAKE_LEN + TAG_LEN + self.credentials.as_ref().map_or(0, |own| own.payload_max())
     }
 
-    /// [`open_len`](Self::open_len) of a node that has these.
+    /// [`open_len`](Self::open_len) of a node with these credentials.
     pub fn open_len_with(credentials: &Credentials) -> usize {
         open_len(HANDSHAKE_LEN + TAG_LEN + credentials.payload_max())
     }
 
-    /// Longest OPEN that this node sends but for padding, bytes, Ethernet header included.
+    /// Longest OPEN of this node without padding, bytes, Ethernet header included.
     pub fn open_len(&self) -> usize {
         open_len(self.message_and_finished_max())
     }
 
-    /// Longest message of the handshake that is looked at, with the Finished tag of an answer,
-    /// bytes.
+    /// Longest accepted handshake message of a peer, with the Finished tag of an answer, bytes.
     pub fn peer_message_and_finished_max(&self) -> usize {
         HANDSHAKE_LEN + TAG_LEN + if self.has_certificate() { PAYLOAD_MAX } else { 0 }
     }
 
-    /// A list of keys of tenants: there is none yet, each that is [added](Self::add) tells apart
-    /// who has it, and which one opens a session is the peer's to say. `entropy` as for
+    /// An empty list of tenants' keys. Each key that is [added](Self::add) identifies its holders
+    /// as a tenant, and peers choose the key that opens a session. `entropy` as for
     /// [`new`](Self::new).
     pub fn of_tenants(entropy: impl Into<Locked<[u8; 32]>>) -> Self {
         let entropy = Entropy { root: entropy.into() };
@@ -147,9 +144,8 @@ impl Keyring {
         self.tenants
     }
 
-    /// Adds a key of a tenant, and says which tenant that is: the one that it is already, if the
-    /// key is listed. `None`, and nothing has happened, if there are [`KEYS_MAX`] keys, or 255 were
-    /// added in all.
+    /// Adds the key of a tenant and returns the tenant: the existing one if the key is listed.
+    /// `None`, without side effect, if there are [`KEYS_MAX`] keys, or 255 were added in all.
     pub fn add(&mut self, key: PreSharedKey) -> Option<Tenant> {
         if let Some((known, _)) = self.keys.iter().find(|(_, listed)| listed.is(&key)) {
             return Some(self.tenant_of(*known));
@@ -163,8 +159,7 @@ impl Keyring {
         Some(self.tenant_of(id))
     }
 
-    /// Takes the key of a tenant off the list and overwrites it. The tenant's number is used for no
-    /// other.
+    /// Removes and overwrites the key of a tenant. The tenant's number is not reused.
     pub fn remove(&mut self, tenant: Tenant) {
         self.keys.retain(|(id, _)| id.0 != u64::from(tenant.get()));
     }
@@ -176,12 +171,12 @@ impl Keyring {
         one.into_iter().chain(listed.map(|(id, _)| self.tenant_of(*id)))
     }
 
-    /// Whose key that of this name is.
+    /// The tenant of the key of this name.
     pub fn tenant_of(&self, id: KeyId) -> Tenant {
         if self.tenants { Tenant::of(id.0 as u8) } else { Tenant::NONE }
     }
 
-    /// The name of the key that opens sessions with peers of this tenant, if it is listed.
+    /// Name of the key that opens sessions with peers of this tenant, if it is listed.
     pub fn key_for(&self, tenant: Tenant) -> Option<KeyId> {
         let id = match self.tenants {
             true => KeyId(tenant.get().into()),
@@ -190,9 +185,9 @@ impl Keyring {
         self.lists(id).then_some(id)
     }
 
-    /// Makes these the keys, in this order. A key that was listed before keeps its name; one that
-    /// no longer is, is overwritten. False, and nothing has happened, if there is no key or more
-    /// than [`KEYS_MAX`], keys are of tenants, or there is a certificate.
+    /// Replaces the list by `keys`, in this order. A key that was listed before keeps its name; one
+    /// that is no longer listed is overwritten. False, without side effect, if there is no key or
+    /// more than [`KEYS_MAX`], if keys are of tenants, or if there is a certificate.
     pub fn replace(&mut self, keys: Vec<PreSharedKey>) -> bool {
         if self.tenants || self.has_certificate() || !(1..=KEYS_MAX).contains(&keys.len()) {
             return false;
@@ -208,28 +203,28 @@ impl Keyring {
         true
     }
 
-    /// How many keys are listed.
+    /// Number of keys.
     #[expect(clippy::len_without_is_empty, reason = "nobody asks")]
     pub fn len(&self) -> usize {
         self.keys.len()
     }
 
-    /// The name of the key that opens sessions, where keys are not of tenants.
+    /// Name of the key that opens sessions, where keys are not of tenants.
     pub fn first(&self) -> KeyId {
         self.keys[0].0
     }
 
-    /// The name of the key under which `tag` is the tag of `frame`, if one is.
+    /// Name of the key under which `tag` is the tag of `frame`, if there is one.
     pub fn key_of(&self, frame: &[u8], tag: &[u8]) -> Option<KeyId> {
         self.keys.iter().find(|(_, key)| key.is_tag(frame, tag)).map(|(id, _)| *id)
     }
 
-    /// What makes tags with the first key.
+    /// The tag key of the first key.
     pub fn tag_key(&self) -> &TagKey {
         self.keys[0].1.tag_key()
     }
 
-    /// What makes tags for peers of this tenant, if its key is listed.
+    /// The tag key for peers of this tenant, if its key is listed.
     pub fn tag_key_for(&self, tenant: Tenant) -> Option<&TagKey> {
         Some(self.get(self.key_for(tenant)?)?.tag_key())
     }
@@ -249,8 +244,8 @@ impl Keyring {
         self.keys.iter().find(|(listed, _)| *listed == id).map(|(_, key)| key)
     }
 
-    /// A secret that was never drawn before, and from which nobody finds another. What it was drawn
-    /// from is forgotten.
+    /// A new secret, from which no other can be derived. The state that it was derived from is
+    /// overwritten.
     pub(super) fn draw(&mut self) -> Secret {
         let root = &mut self.entropy.root;
         then_wipe(|| {

@@ -1,23 +1,21 @@
-//! Sealed frames: authenticated, and encrypted, under keys that the two ends of a session agree on
-//! in its OPENs (`docs/wire.md`, "Sealed frames"). What it protects from whom, and what it does
-//! not, is in `docs/security.md`.
+//! Sealed frames: authenticated, and encrypted, under keys that the two ends of a session negotiate
+//! in its OPENs (`docs/wire.md`, "Sealed frames"). The threat model is in `docs/security.md`.
 //!
-//! - [`PreSharedKey`] is what an application gives a domain: who has it may open sessions. A
-//!   [`Keyring`] is the list of those that a node has at a time.
+//! - [`PreSharedKey`] is the key that an application gives a domain: every holder may open
+//!   sessions. A [`Keyring`] is the list of a node's current keys.
 //! - [`Initiator`] and [`respond`] are the handshake, NNpsk0 of the Noise framework: two messages,
-//!   one in an OPEN and one in its answer, and what comes of them is a [`SessionKeys`].
-//! - [`Credentials`] are a certificate, its key, and whom a node talks to: in place of a pre-shared
-//!   key, the messages of the handshake carry the certificates and a signature each.
-//! - A [`SessionKeys`] seals the frames of a session and opens those of its peer. Each direction
-//!   has its own chain of keys (`chain.rs`) and counter; a frame that was opened once is not opened
-//!   again (`replay.rs`).
-//! - [`SessionSecret`] is what somebody needs who may read what was recorded ([`RecordReader`]); a
-//!   node keeps them for its owner only if told so.
+//!   one in an OPEN and one in its answer, which yield a [`SessionKeys`].
+//! - [`Credentials`] are a certificate, its key, and the peers that a node accepts: in place of a
+//!   pre-shared key, the messages of the handshake carry the certificates and a signature each.
+//! - [`SessionKeys`] seals the frames of a session and opens those of its peer. Each direction has
+//!   its own chain of keys (`chain.rs`) and counter; a replayed frame is not opened (`replay.rs`).
+//! - [`SessionSecret`] is an entry of the key log for recorded frames ([`RecordReader`]); a node
+//!   keeps such secrets for its owner only if configured to.
 //!
-//! Secrets lie in memory that is neither swapped nor dumped
+//! Secrets are in memory that is neither swapped nor dumped
 //! ([`Locked`](barewire_driver::mem::Locked)), are overwritten when they are dropped, and no
-//! `Debug` shows one. What the cipher library allocates itself, the key schedules, lies elsewhere;
-//! it overwrites that. Nothing here asks the system for memory once a session has its keys.
+//! `Debug` shows one. The key schedules, which the cipher library allocates itself, are elsewhere;
+//! the library overwrites them. Nothing here allocates memory once a session has its keys.
 
 mod chain;
 mod credentials;

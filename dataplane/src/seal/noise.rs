@@ -1,4 +1,4 @@
-//! The primitives of the Noise framework, by the library that also seals the frames.
+//! The primitives of the Noise framework, from the library that also seals the frames.
 
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, MAX_TAG_LEN, UnboundKey};
 use aws_lc_rs::{agreement, digest, hmac};
@@ -9,7 +9,7 @@ use snow::types::{Cipher, Dh, Hash, Random};
 use super::chain::nonce;
 use super::key::Secret;
 
-/// Gives the framework X25519, AES-256-GCM and SHA-256, and the ephemeral key of this end.
+/// Resolver for X25519, AES-256-GCM and SHA-256, with this end's ephemeral key.
 pub(super) struct Resolver {
     pub(super) ephemeral: X25519,
 }
@@ -34,7 +34,7 @@ impl CryptoResolver for Resolver {
     }
 }
 
-/// Nothing: the one key that is drawn is drawn before.
+/// An unused random generator: the only random key is drawn before.
 struct NoRng;
 
 impl Random for NoRng {
@@ -43,7 +43,7 @@ impl Random for NoRng {
     }
 }
 
-/// A key pair. The default is none.
+/// An X25519 key pair. The default is none.
 #[derive(Clone, Default)]
 pub(super) struct X25519 {
     private: Secret,
@@ -51,7 +51,7 @@ pub(super) struct X25519 {
 }
 
 impl X25519 {
-    /// The key that nobody finds without the seed.
+    /// The key pair derived from a secret seed.
     pub(super) fn of_seed(seed: &Secret) -> Self {
         let key = hmac::Key::new(hmac::HMAC_SHA256, &**seed);
         let drawn = hmac::sign(&key, &1_u64.to_le_bytes());
@@ -90,7 +90,7 @@ impl Dh for X25519 {
         }
     }
 
-    /// It was drawn when the handshake began.
+    /// Nothing to generate: the key was drawn when the handshake began.
     fn generate(&mut self, _: &mut dyn Random) -> Result<(), snow::Error> {
         Ok(())
     }
@@ -103,10 +103,10 @@ impl Dh for X25519 {
         &*self.private
     }
 
-    /// Fails for a public key that makes the secret zero.
+    /// Fails for a public key that makes the shared secret zero.
     fn dh(&self, pubkey: &[u8], out: &mut [u8]) -> Result<(), snow::Error> {
         let key = self.key().ok_or(snow::Error::Dh)?;
-        // What the framework lends is as long as the longest key that it knows.
+        // The framework lends a buffer of its longest key length.
         let peer = agreement::UnparsedPublicKey::new(&agreement::X25519, &pubkey[..32]);
         agreement::agree(&key, peer, snow::Error::Dh, |secret| {
             out[..32].copy_from_slice(secret);
