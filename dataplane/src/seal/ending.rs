@@ -1,28 +1,28 @@
-//! What a frame without a session ends with, an OPEN or an RST.
+//! The end of a frame without a session: an OPEN or an RST.
 
 use super::key::TagKey;
 use crate::wire::{BASE_LEN, TAG_LEN, TRAILER_LEN, Ty, sealed};
 
-/// See the module.
+/// Handshake message and tags at the end of an OPEN or RST.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ending<'a> {
-    /// The message of the handshake; empty if there is none.
+    /// The handshake message; empty if there is none.
     pub(crate) message: &'a [u8],
-    /// What makes the tag behind the message of an OPEN in answer.
+    /// The key of the Finished tag behind the message of an OPEN in answer.
     pub(crate) finished: Option<&'a TagKey>,
-    /// What makes the tag of the frame.
+    /// The key of the frame's tag.
     pub(crate) tag_key: &'a TagKey,
 }
 
 impl Ending<'_> {
-    /// Bytes of it.
+    /// Length, bytes.
     pub(crate) fn len(&self, is_open: bool) -> usize {
         let finished = self.finished.map_or(0, |_| TAG_LEN);
         self.message.len() + finished + TAG_LEN + if is_open { TRAILER_LEN } else { 0 }
     }
 
-    /// Puts it behind the header of a frame, whose first `head` bytes that and what is before are;
-    /// what follows is padding.
+    /// Writes it behind the header of a frame; Ethernet header to operation header are the first
+    /// `head` bytes. The rest of `bytes` is padding.
     ///
     /// # Panics
     /// If there is no room for it.
@@ -40,7 +40,8 @@ impl Ending<'_> {
         let tag = self.tag_key.tag(&bytes[..end]);
         bytes[end..end + TAG_LEN].copy_from_slice(&tag);
         if is_open {
-            // Who cannot tell the tag tells by it a damaged OPEN from one under another key.
+            // By the checksum a receiver without the key distinguishes a damaged OPEN from one
+            // under another key.
             sealed::append_crc(bytes, end + TAG_LEN);
         }
         bytes[head + self.len(is_open)..].fill(0);

@@ -1,10 +1,10 @@
-//! The secrets of sessions as lines of text, for who records frames and may read them, and the
-//! opening of recorded frames with such lines (`docs/security.md`, "Reading what was recorded").
+//! The key log: secrets of sessions as lines of text, for owners of recordings, and decryption of
+//! recorded frames with such lines (`docs/security.md`, "Reading what was recorded").
 //!
-//! A line is of one direction of a session, its fields separated by spaces: `barewire-3`; the
+//! A line describes one direction of a session. Its fields, separated by spaces: `barewire-3`; the
 //! sender's and the receiver's station; the receiver's name of the session, eight hexadecimal
 //! digits; `aes256gcm` or `chacha20poly1305`; `encrypted` or `authenticated`; the number of frames
-//! to a key as a power of two; the secret that keys are derived from, 64 hexadecimal digits.
+//! per key as a power of two; the secret that keys are derived from, 64 hexadecimal digits.
 
 use std::collections::HashMap;
 use std::fmt::{self, Write};
@@ -18,29 +18,29 @@ use super::chain::{Chain, cipher, nonce, open_with};
 use super::key::{Mode, SealFormat, Secret};
 use crate::wire::{BASE_LEN, Base, OpenOp, RawBase, TAG_LEN, Ty, sealed};
 
-/// What a line begins with.
+/// First field of a line.
 const MAGIC: &str = "barewire-3";
 
-/// Lines of a recording that are read at most; each is of one direction of a session.
+/// Most lines of a key log; each is of one direction of a session.
 const LINES_MAX: usize = 1 << 20;
 
-/// Keys that are derived for one frame at most, since anybody may have written its counter.
+/// Most keys that are derived for one frame, since its counter may be forged.
 const AHEAD_MAX: u64 = 1 << 12;
 
-/// The secret of one direction of a session. `Display` is its line, with the secret in it; `Debug`
-/// shows none.
+/// The secret of one direction of a session. `Display` formats its line, secret included; `Debug`
+/// omits the secret.
 #[derive(Clone)]
 pub struct SessionSecret {
-    /// The sender of its frames.
+    /// Sender of the frames.
     pub src: Station,
-    /// Their receiver.
+    /// Receiver of the frames.
     pub dst: Station,
     /// The receiver's name of the session.
     pub sid: u32,
     of: Unnamed,
 }
 
-/// The secret of one direction of a session that has no name yet.
+/// The secret of one direction of a session, before its stations and session name are known.
 #[derive(Clone)]
 pub(crate) struct Unnamed {
     pub(super) aes: bool,
@@ -55,7 +55,7 @@ impl fmt::Debug for Unnamed {
 }
 
 impl Unnamed {
-    /// That of the frames from `src` to `dst`, which calls the session `sid`.
+    /// The secret of the frames from `src` to `dst`, whose name of the session is `sid`.
     pub(crate) fn named(self, src: Station, dst: Station, sid: u32) -> SessionSecret {
         SessionSecret { src, dst, sid, of: self }
     }
@@ -82,7 +82,7 @@ impl fmt::Display for SessionSecret {
     }
 }
 
-/// A line is none of a session's secret.
+/// Error: a line that is no session secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BadLine;
 
@@ -129,34 +129,35 @@ impl FromStr for SessionSecret {
     }
 }
 
-/// Text with the lines of these secrets.
+/// The lines of these secrets.
 pub fn lines(secrets: &[SessionSecret]) -> Zeroizing<String> {
     let mut text = Zeroizing::new(String::with_capacity(secrets.len() * 192));
     for secret in secrets {
-        // Cannot fail: a string takes all.
+        // Writing to a string does not fail.
         let _ = writeln!(*text, "{secret}");
     }
     text
 }
 
-/// What became of a recorded frame.
+/// Outcome of reading a recorded frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Read {
-    /// It is not sealed, and is as it was.
+    /// The frame is not sealed, and unchanged.
     Clear,
-    /// It was sealed, and is now the frame that was sealed.
+    /// The frame was sealed, and now has its form before sealing.
     Opened,
-    /// It is an OPEN or an RST: nothing of it is secret, and it is now the frame that was sealed,
-    /// but whether its tag is right cannot be told.
+    /// The frame is an OPEN or an RST: it has no secret content and now has its form before
+    /// sealing, but its tag cannot be verified.
     Unchecked,
-    /// It is sealed and as it was: no line is of its session, or its tag is not right.
+    /// The frame is sealed and unchanged: no line is of its session, or its tag is wrong.
     Sealed,
 }
 
 /// Opens recorded frames with the secrets of their sessions.
 ///
-/// Frames may be repeated, missing or overtaken. Counters have 64 bits of which a frame shows 32:
-/// the first frame of a direction is taken for one of its first 2^32, the next ones for those
+/// Frames may be repeated, missing or out of order. Counters have 64 bits, of which a frame
+/// contains 32: the first frame of a direction is taken for one of its first 2^32, later ones for
+/// those nearest to the last.
 /// nearest to the last.
 #[derive(Debug, Default)]
 pub struct RecordReader {
@@ -164,23 +165,22 @@ pub struct RecordReader {
     count: usize,
 }
 
-/// One direction of a session.
+/// Reader state of one direction of a session.
 #[derive(Debug)]
 struct Recorded {
     secret: SessionSecret,
-    /// The key that was used last, if one was.
+    /// The last used key, if any.
     chain: Option<Chain>,
-    /// Counter of the frame that was opened last.
+    /// Counter of the last opened frame.
     last: u64,
 }
 
 impl RecordReader {
-    /// Knows the secrets of `text`, which has one a line; empty lines, and those that begin with
-    /// `#`, are none. Lines that are known already are passed over, so a text that has grown may be
-    /// read again.
+    /// Adds the secrets of `text`, one per line; empty lines and lines that begin with `#` are
+    /// comments. Known lines are ignored, so a text that has grown may be read again.
     ///
     /// # Errors
-    /// The number of the first line that is none, from 1. All others are known.
+    /// The number of the first invalid line, from 1. All other lines are added.
     pub fn read(&mut self, text: &str) -> Result<(), usize> {
         let mut bad = None;
         for (i, line) in text.lines().enumerate() {
@@ -205,18 +205,18 @@ impl RecordReader {
         }
     }
 
-    /// Secrets that are known.
+    /// Number of known secrets.
     pub fn len(&self) -> usize {
         self.count
     }
 
-    /// Whether none is.
+    /// Whether no secret is known.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// Opens a frame in place. One that was sealed loses its tag, what an OPEN holds of the
-    /// handshake, and its padding.
+    /// Opens a frame in place. A sealed frame loses its tag, the handshake message of an OPEN, and
+    /// its padding.
     pub fn open(&mut self, frame: &mut Vec<u8>) -> Read {
         let rx = RxFrame::new(frame);
         let raw = sealed::is_sealed(&rx).filter(|&sealed| sealed).and(Base::parse_raw(&rx));
@@ -246,14 +246,14 @@ impl RecordReader {
                 *frame = opened;
                 read
             }
-            // Of a type of a later minor version.
+            // A type of a later minor version.
             Err(_) => Read::Sealed,
         }
     }
 
     fn authenticate(&mut self, raw: &RawBase, bytes: &mut [u8]) -> bool {
         let known = self.directions.get_mut(&(raw.src, raw.dst, raw.dst_sid));
-        // A name is given again when a process has ended: the last session is the likeliest.
+        // Session names are reused after a process has ended: the last session is the most likely.
         known.into_iter().flatten().rev().any(|direction| direction.open(bytes))
     }
 }
@@ -265,7 +265,7 @@ impl Recorded {
         let generation = counter >> key_frames_bits;
         let first = || Chain::new(cipher(self.secret.of.aes), self.secret.of.secret.clone());
         let known = self.chain.get_or_insert_with(first);
-        // Of a frame that was overtaken. Its key is derived anew, from the first.
+        // A frame that was overtaken: its key is derived from the first link.
         let is_old = known.generation > generation;
         let mut made = is_old.then(first);
         let from = if is_old { 0 } else { known.generation };
@@ -283,7 +283,7 @@ impl Recorded {
             return false;
         }
         self.last = counter;
-        // The last key is kept only for who has proved to have it.
+        // A later key is kept only after the tag has proved that the counter is authentic.
         if !is_old && made.is_some() {
             self.chain = made;
         }
@@ -291,7 +291,7 @@ impl Recorded {
     }
 }
 
-/// The number nearest to `last` whose low 32 bits these are.
+/// The number nearest to `last` with the low 32 bits `low`.
 fn nearest(last: u64, low: u32) -> u64 {
     let ahead = low.wrapping_sub(last as u32) as i32;
     last.checked_add_signed(ahead.into()).unwrap_or(low.into())

@@ -1,17 +1,18 @@
-//! Which counters of a direction were seen, and which 64 bits belong to the 32 in a frame.
+//! The replay window: the counters seen in one direction, and the reconstruction of a 64-bit
+//! counter from the 32 bits in a frame.
 
-/// Counters behind the highest that are told apart: later than that a frame is refused, and
-/// repeated under another counter if it matters.
+/// Counters below the highest that are tracked. A frame with an older counter is refused; its
+/// packet is retransmitted under a new counter if needed.
 pub(super) const WINDOW: u64 = 1024;
 
 const WORDS: usize = (WINDOW / 64) as usize;
 
-/// The counters of frames that were opened.
+/// The counters of opened frames.
 #[derive(Debug)]
 pub(super) struct ReplayWindow {
-    /// One above the highest that was seen.
+    /// The highest seen counter plus one.
     next: u64,
-    /// Bit `counter % WINDOW`, of the last `WINDOW` below `next`.
+    /// Bit `counter % WINDOW`, for the `WINDOW` counters below `next`.
     seen: [u64; WORDS],
 }
 
@@ -20,7 +21,7 @@ impl ReplayWindow {
         Self { next: 0, seen: [0; WORDS] }
     }
 
-    /// The counter with these low 32 bits that is nearest to the one expected next.
+    /// The counter with these low 32 bits that is nearest to the next expected one.
     pub(super) fn whole(&self, low: u32) -> u64 {
         const SPAN: u64 = 1 << 32;
         let guess = self.next & !(SPAN - 1) | u64::from(low);
@@ -33,14 +34,14 @@ impl ReplayWindow {
         }
     }
 
-    /// Whether a frame with this counter may be opened: it is new, and not older than is told
-    /// apart.
+    /// Whether a frame with this counter may be opened: the counter is new and not below the
+    /// window.
     pub(super) fn admits(&self, counter: u64) -> bool {
         counter >= self.next
             || self.next - counter <= WINDOW && self.seen[word(counter)] & bit(counter) == 0
     }
 
-    /// Notes that the frame with this counter, which was admitted, is authentic.
+    /// Marks an admitted counter as seen, after the frame was authenticated.
     pub(super) fn note(&mut self, counter: u64) {
         if counter >= self.next {
             if counter - self.next >= WINDOW {

@@ -1,5 +1,4 @@
-//! The keys of a session: frames of ours are sealed, frames of the peer opened, both where they
-//! lie.
+//! The keys of a session: seals frames of this end, and opens frames of the peer, in place.
 
 use aws_lc_rs::aead::Aad;
 
@@ -10,40 +9,40 @@ use super::replay::ReplayWindow;
 use crate::plant::{Bug, planted};
 use crate::wire::{BASE_LEN, TAG_LEN, sealed};
 
-/// Frames in a row that may be lost while a session lives: some windows.
+/// Consecutive frames that may be lost during a session: several windows.
 const LOST_MAX: u64 = 1 << 14;
 
-/// Keys that are derived for one frame at most, however short the time of a key is.
+/// Most keys that are derived for one frame, however few frames a key seals.
 const AHEAD_MAX: u64 = 16;
 
-/// Why a frame was not opened. Nothing has changed then.
+/// Why a frame was not opened. The keys are unchanged then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpenError {
-    /// Its tag is not that of its bytes under this session's key.
+    /// The tag is wrong for the frame's bytes under this session's key.
     Forged,
-    /// A frame with its counter was opened before, or it is too old to tell.
+    /// A frame with the same counter was opened before, or the counter is too old to decide.
     Replayed,
 }
 
-/// The keys of a session, both directions.
+/// The keys of a session in both directions.
 #[derive(Debug)]
 pub struct SessionKeys {
     tx: Chain,
     /// Counter of the next frame.
     tx_next: u64,
     rx: Chain,
-    /// The key before, for frames that were overtaken.
+    /// The previous receive key, for overtaken frames.
     rx_before: Option<Chain>,
     replay: ReplayWindow,
-    /// The key of the peer's when somebody looked last.
+    /// The generation of the receive key at the last [`forget_overtaken`](Self::forget_overtaken).
     seen: u64,
     mode: Mode,
     key_frames_bits: u32,
 }
 
 impl SessionKeys {
-    /// The keys of two secrets: what this end seals with and what its peer does. `aes` if both ends
-    /// have AES in their processors.
+    /// The keys derived from two secrets: that of this end's frames and that of the peer's. `aes`:
+    /// both ends have AES instructions.
     pub(super) fn new(terms: SealFormat, aes: bool, [tx, rx]: [Secret; 2]) -> Self {
         let cipher = cipher(aes);
         Self {
@@ -58,26 +57,27 @@ impl SessionKeys {
         }
     }
 
-    /// The keys of these secrets, this end's and the peer's, for `1 << key_frames_bits` frames to a
-    /// key, 2 to 30. `aes` chooses the cipher. For tests: those of a session are of its handshake.
+    /// The keys derived from these secrets, this end's and the peer's, with `1 << key_frames_bits`
+    /// frames per key, 2 to 30. `aes` selects the cipher. For tests: a session's keys come from its
+    /// handshake.
     pub fn of_secrets(mode: Mode, key_frames_bits: u32, aes: bool, secrets: [[u8; 32]; 2]) -> Self {
         let secrets = secrets.map(|mut bytes| secret_of(&mut bytes));
         Self::new(SealFormat { mode, key_frames_bits }, aes, secrets)
     }
 
-    /// What the keys are derived from, as long as no frame was sealed or opened: the secrets of the
-    /// frames of this end, whose addresses and name are `tx`, and of those of the peer.
+    /// The secrets that the keys are derived from, before any frame was sealed or opened: of this
+    /// end's frames, then of the peer's.
     pub(crate) fn secrets(&self, aes: bool) -> [Unnamed; 2] {
         let terms = SealFormat { mode: self.mode, key_frames_bits: self.key_frames_bits };
         [&self.tx, &self.rx].map(|chain| Unnamed { aes, terms, secret: chain.secret().clone() })
     }
 
-    /// Seals a frame: `bytes` are its base, what is to be protected, and room for the tag. Writes
-    /// the counter and the tag, and encrypts what lies between if the mode says so. Each call uses
-    /// another counter, whatever becomes of the frame.
+    /// Seals a frame: `bytes` are its base, the bytes to protect, and room for the tag. Writes the
+    /// counter and the tag, and encrypts the bytes in between if the mode says so. Each call uses a
+    /// new counter, whether or not the frame is sent.
     ///
     /// # Panics
-    /// If there is no room for base and tag.
+    /// If `bytes` is shorter than base and tag.
     pub fn seal(&mut self, bytes: &mut [u8]) {
         let counter = self.tx_next;
         self.tx_next += u64::from(!planted(Bug::CounterKept));
@@ -103,41 +103,41 @@ impl SessionKeys {
         tag.copy_from_slice(sealed.expect("a frame is no longer than a cipher takes").as_ref());
     }
 
-    /// Which key of the session's the last frame of this end has left under, or [`renew`] has gone
-    /// on to; from 0.
+    /// Generation of this end's current key, from 0: that of the last sealed frame, or of the last
+    /// [`renew`].
     ///
     /// [`renew`]: Self::renew
     pub fn generation(&self) -> u64 {
         self.tx.generation
     }
 
-    /// Counters that frames of this end have used.
+    /// Number of counters that this end has used.
     #[cfg(test)]
     pub(crate) fn used(&self) -> u64 {
         self.tx_next
     }
 
-    /// Goes on to the next key for the frames of this end, and forgets the one before. The peer
-    /// follows with the first frame that it gets, but by no more than one key: it must have opened
-    /// a frame under the key that there is now.
+    /// Advances to the next key for this end's frames, and forgets the current one. The peer
+    /// follows with the first frame that it receives, but by one key only: it must have opened a
+    /// frame under the current key.
     pub fn renew(&mut self) {
         self.tx = self.tx.next();
         self.tx_next = self.tx.generation << self.key_frames_bits;
     }
 
-    /// Forgets the peer's key before the one that there is now, which overtaken frames need, if it
-    /// was that already at the last call.
+    /// Forgets the peer's previous key, which overtaken frames need, if the current key is the same
+    /// as at the last call.
     pub fn forget_overtaken(&mut self) {
         if std::mem::replace(&mut self.seen, self.rx.generation) == self.rx.generation {
             self.rx_before = None;
         }
     }
 
-    /// Opens a frame of the peer: `bytes` are its base, what was protected, and the tag. Decrypts
-    /// what lies between.
+    /// Opens a frame of the peer: `bytes` are its base, the protected bytes, and the tag. Decrypts
+    /// the protected bytes in place.
     ///
     /// # Errors
-    /// See [`OpenError`]. What was encrypted may be overwritten then.
+    /// See [`OpenError`]. The protected bytes may be overwritten then.
     pub fn open(&mut self, bytes: &mut [u8]) -> Result<(), OpenError> {
         if bytes.len() < BASE_LEN + TAG_LEN {
             return Err(OpenError::Forged);
@@ -148,7 +148,7 @@ impl SessionKeys {
         }
         let generation = counter >> self.key_frames_bits;
         let ahead = generation.saturating_sub(self.rx.generation);
-        // Whoever forges a counter makes this end derive them for nothing.
+        // A forged counter would make this end derive keys in vain.
         if ahead > (1 + (LOST_MAX >> self.key_frames_bits)).min(AHEAD_MAX) {
             return Err(OpenError::Forged);
         }
@@ -173,8 +173,8 @@ impl SessionKeys {
     }
 }
 
-/// Whether this processor encrypts with AES itself. Without, ChaCha20-Poly1305 is faster, and takes
-/// a time that does not tell the key.
+/// Whether this processor has AES instructions. Without them, ChaCha20-Poly1305 is faster, and its
+/// run time does not depend on the key.
 pub fn has_aes() -> bool {
     #[cfg(target_arch = "x86_64")]
     return std::arch::is_x86_feature_detected!("aes");
