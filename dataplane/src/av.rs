@@ -114,7 +114,7 @@ impl Av {
         let at = usize::try_from(addr).ok()?;
         let entry = self.slots.get(at)?.entry()?;
         for i in self.user_ids.len()..=at {
-            self.user_ids.push(self.unnamed(i as FiAddr));
+            self.user_ids.push(self.default_id(i as FiAddr));
         }
         self.user_ids[at] = user_id;
         Some(entry)
@@ -128,12 +128,12 @@ impl Av {
 
     /// The user ID of the `handle` of an authorization key.
     pub fn key_user_id(&self, handle: FiAddr) -> FiAddr {
-        let named = self.key_ids.iter().find(|(of, _)| *of == handle);
-        named.map_or_else(|| self.unnamed(handle), |(_, id)| *id)
+        let id = self.key_ids.iter().find(|(of, _)| *of == handle);
+        id.map_or_else(|| self.default_id(handle), |(_, id)| *id)
     }
 
     /// What completions report for an address without a user ID.
-    fn unnamed(&self, addr: FiAddr) -> FiAddr {
+    fn default_id(&self, addr: FiAddr) -> FiAddr {
         if self.by_user_id { FI_ADDR_UNSPEC } else { addr }
     }
 
@@ -148,7 +148,7 @@ impl Av {
         let older = self.newest(peer, ep).unwrap_or(AddrIdx::NONE);
         if let Some(Slot::Used { newer, .. }) = self.slots.get_mut(older.at()) {
             *newer = idx;
-            self.unlist(peer, ep, older);
+            self.unlink_newest(peer, ep, older);
         }
         let incarnation = words(incarnation);
         let slot = Slot::Used { peer, ep, incarnation, newer: AddrIdx::NONE, older };
@@ -156,14 +156,14 @@ impl Av {
             Some(place) => *place = slot,
             None => self.slots.push(slot),
         }
-        self.list(peer, ep, idx);
+        self.link_newest(peer, ep, idx);
         if self.of_peer.len() <= peer.at() {
             self.of_peer.resize(peer.at() + 1, 0);
         }
         self.of_peer[peer.at()] += 1;
         let addr = FiAddr::from(idx.get());
         if idx.at() < self.user_ids.len() {
-            self.user_ids[idx.at()] = self.unnamed(addr);
+            self.user_ids[idx.at()] = self.default_id(addr);
         }
         addr
     }
@@ -183,9 +183,9 @@ impl Av {
         if let Some(Slot::Used { older: of_newer, .. }) = self.slots.get_mut(newer.at()) {
             *of_newer = older;
         } else {
-            self.unlist(entry.peer, entry.ep, idx);
+            self.unlink_newest(entry.peer, entry.ep, idx);
             if older != AddrIdx::NONE {
-                self.list(entry.peer, entry.ep, older);
+                self.link_newest(entry.peer, entry.ep, older);
             }
         }
         self.free.push(Reverse(idx));
@@ -224,8 +224,8 @@ impl Av {
         {
             idx = *older;
         }
-        let named = self.user_ids.get(idx.at()).copied();
-        Some(named.unwrap_or_else(|| self.unnamed(FiAddr::from(idx.get()))))
+        let id = self.user_ids.get(idx.at()).copied();
+        Some(id.unwrap_or_else(|| self.default_id(FiAddr::from(idx.get()))))
     }
 
     /// Whether any index names an endpoint of `peer`.
@@ -258,13 +258,13 @@ impl Av {
     }
 
     /// Makes `idx` the reverse look-up's result for an endpoint that has none.
-    fn list(&mut self, peer: PeerIdx, ep: u16, idx: AddrIdx) {
+    fn link_newest(&mut self, peer: PeerIdx, ep: u16, idx: AddrIdx) {
         let Self { reverse, slots, .. } = self;
         reverse.insert(hash(peer, ep), idx, |i| slots[i.at()].hash());
     }
 
-    /// Undoes [`list`](Self::list).
-    fn unlist(&mut self, peer: PeerIdx, ep: u16, idx: AddrIdx) {
+    /// Undoes [`link_newest`](Self::link_newest).
+    fn unlink_newest(&mut self, peer: PeerIdx, ep: u16, idx: AddrIdx) {
         let Self { reverse, slots, .. } = self;
         reverse.remove(hash(peer, ep), idx, |i| slots[i.at()].hash());
     }
@@ -397,25 +397,25 @@ mod tests {
             for i in 0..5 {
                 assert_eq!(av.insert(entry(of(i).0, 3)), FiAddr::from(i));
             }
-            let unnamed = |i: u32| if by_user_id { FI_ADDR_UNSPEC } else { FiAddr::from(i) };
+            let default_id = |i: u32| if by_user_id { FI_ADDR_UNSPEC } else { FiAddr::from(i) };
             let called = |av: &Av, i: u32| av.reverse(of(i).0, LIVES[1], of(i).1);
             for name in [0, 1 << 63, FI_ADDR_UNSPEC, 7] {
                 assert_eq!(av.set_user_id(3, name), Some(entry(of(3).0, 3)));
                 assert_eq!(called(&av, 3), Some(name));
             }
             for i in [0, 1, 2, 4] {
-                assert_eq!(called(&av, i), Some(unnamed(i)));
+                assert_eq!(called(&av, i), Some(default_id(i)));
             }
             for nothing in [5, FI_ADDR_UNSPEC, 1 << 32] {
                 assert_eq!(av.set_user_id(nothing, 1), None);
             }
             assert_eq!(av.insert(entry(of(3).0, 3)), 5);
-            assert_eq!(called(&av, 3), Some(unnamed(5)), "the newest index counts");
+            assert_eq!(called(&av, 3), Some(default_id(5)), "the newest index counts");
             assert!(av.remove(5).is_some() && called(&av, 3) == Some(7));
             assert!(av.remove(3).is_some() && called(&av, 3).is_none());
             assert_eq!(av.set_user_id(3, 1), None);
             assert_eq!(av.insert(entry(of(3).0, 3)), 3);
-            assert_eq!(called(&av, 3), Some(unnamed(3)), "the name went with the index");
+            assert_eq!(called(&av, 3), Some(default_id(3)), "the name went with the index");
             let handle = 1 << 63 | 5;
             let is = if by_user_id { FI_ADDR_UNSPEC } else { handle };
             assert_eq!(av.key_user_id(handle), is);

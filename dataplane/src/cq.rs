@@ -229,7 +229,7 @@ impl Cq {
 
     /// Whether there is a [`Lead`].
     #[inline(always)]
-    pub(crate) fn is_led(&self) -> bool {
+    pub(crate) fn has_lead(&self) -> bool {
         !self.lead.flags.is_empty()
     }
 
@@ -238,7 +238,7 @@ impl Cq {
     #[inline(always)]
     pub(crate) fn take(&mut self, most: usize, mut put: impl FnMut(&Cqe)) -> usize {
         let mut n = 0;
-        if self.is_led() && most > 0 {
+        if self.has_lead() && most > 0 {
             self.take_first_send(&mut put);
             n = 1;
         }
@@ -259,7 +259,7 @@ impl Cq {
     /// is not read.
     #[inline(always)]
     pub(crate) fn take_one(&mut self, lead_only: bool, reader: impl Reader) -> bool {
-        if self.is_led() {
+        if self.has_lead() {
             self.take_first_send(|cqe| reader.take(cqe));
             return true;
         }
@@ -309,7 +309,7 @@ impl Cq {
     pub(crate) fn empty_reason(&self) -> Result<usize> {
         match self.next() {
             // The caller's array was empty.
-            _ if self.is_led() => Ok(0),
+            _ if self.has_lead() => Ok(0),
             None => Err(Error::Again),
             Some(next) if next.err != CqErrIdx::NONE => Err(Error::Avail),
             Some(_) => Ok(0),
@@ -322,7 +322,7 @@ impl Cq {
     /// [`Error::Again`] if the queue is empty or a success is next. Nothing was read.
     pub(crate) fn readerr(&mut self) -> Result<CqErr> {
         match self.next() {
-            Some(&Entry { err, .. }) if err != CqErrIdx::NONE && !self.is_led() => {
+            Some(&Entry { err, .. }) if err != CqErrIdx::NONE && !self.has_lead() => {
                 self.take_next();
                 Ok(self.errs.free(err))
             }

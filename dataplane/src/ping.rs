@@ -149,7 +149,7 @@ enum State {
     Pinging,
     /// The binary search: the longest frame that passes is at least the first and below the second
     /// length, bytes.
-    Halving(usize, usize),
+    Bisecting(usize, usize),
     Closing,
     Done,
 }
@@ -166,7 +166,7 @@ pub struct Ping {
     /// Time of the next frame.
     due: Instant,
     /// The outstanding ping: send time and index of its length.
-    under_way: Option<(Instant, usize)>,
+    outstanding: Option<(Instant, usize)>,
     /// Tries so far of the current length of the binary search.
     tries: u32,
     /// Our name of the session; and the OPEN of the peer with its name, incarnation and epoch.
@@ -178,9 +178,9 @@ pub struct Ping {
     /// The cookie that the station requests in an OPEN.
     cookie: u64,
     /// Reports of the station; not authenticated where frames are not sealed.
-    said: StationReport,
+    reported: StationReport,
     /// Reports in the station's name without authentication, where frames are sealed.
-    claimed: StationReport,
+    unproven: StationReport,
     address_in_use: bool,
     lives: BTreeSet<u64>,
     longest: Option<usize>,
@@ -201,7 +201,7 @@ impl Ping {
             state: State::Opening,
             begun: None,
             due: Instant(0),
-            under_way: None,
+            outstanding: None,
             tries: 0,
             // A session slot so high that no node has assigned it.
             sid: settings.seed as u32 | 1 << 31,
@@ -209,8 +209,8 @@ impl Ping {
             cack: Psn(0),
             no_route: false,
             cookie: 0,
-            said: StationReport::default(),
-            claimed: StationReport::default(),
+            reported: StationReport::default(),
+            unproven: StationReport::default(),
             address_in_use: false,
             lives: BTreeSet::new(),
             longest: None,
@@ -274,7 +274,7 @@ impl Ping {
                 Some(self.open())
             }
             State::Pinging => self.poll_ping(now),
-            State::Halving(passes, fails) => self.poll_halving(now, passes, fails),
+            State::Bisecting(passes, fails) => self.poll_bisecting(now, passes, fails),
             State::Closing => {
                 self.state = State::Done;
                 self.peer.map(|peer| self.close(&peer))
@@ -302,13 +302,13 @@ impl Ping {
             return;
         }
         if raw.version != wire::VERSION {
-            self.note(now, self.seal.is_none(), |said| said.other_version = Some(raw.version));
+            self.note(now, self.seal.is_none(), |report| report.other_version = Some(raw.version));
             return;
         }
         let opened = self.seal.as_mut().map(|seal| seal.open(frame));
         match &opened {
-            None => self.on_clear(now, frame),
-            Some(Some(bytes)) => self.on_clear(now, &RxFrame::new(bytes)),
+            None => self.on_plain_frame(now, frame),
+            Some(Some(bytes)) => self.on_plain_frame(now, &RxFrame::new(bytes)),
             Some(None) => self.on_key_refusal(frame),
         }
         if self.seal.as_ref().is_some_and(Seal::refuses) {
@@ -332,7 +332,7 @@ impl Ping {
     }
 
     /// Handles a frame after its seal was opened.
-    fn on_clear(&mut self, now: Instant, frame: &RxFrame<'_>) {
+    fn on_plain_frame(&mut self, now: Instant, frame: &RxFrame<'_>) {
         let Ok(base) = Base::parse(frame) else { return };
         match Op::parse(frame, &base) {
             Ok(Op::Open(op)) => self.on_open(now, base.psn, &op),
@@ -346,15 +346,15 @@ impl Ping {
 
     /// Notes a report about the station. If it is `proven` and ends the current step, the next step
     /// becomes due.
-    fn note(&mut self, now: Instant, proven: bool, says: impl FnOnce(&mut StationReport)) {
+    fn note(&mut self, now: Instant, proven: bool, set: impl FnOnce(&mut StationReport)) {
         if !proven {
-            return says(&mut self.claimed);
+            return set(&mut self.unproven);
         }
-        says(&mut self.said);
+        set(&mut self.reported);
         let ends = match self.state {
             State::Opening => self.is_refused(),
-            State::Pinging => self.said.other_life,
-            State::Halving(..) | State::Closing | State::Done => false,
+            State::Pinging => self.reported.other_life,
+            State::Bisecting(..) | State::Closing | State::Done => false,
         };
         if ends {
             self.due = now;
@@ -378,19 +378,19 @@ impl Ping {
             Verdict::OnlyShort(longest)
         } else if self.peer.is_some() {
             match lengths.iter().all(|l| l.rtts_ns.is_empty()) {
-                true if self.said.other_life || self.claimed.other_life => Verdict::OtherLife,
+                true if self.reported.other_life || self.unproven.other_life => Verdict::OtherLife,
                 true => Verdict::Mute,
                 false if lengths.iter().any(lost) => Verdict::Loss,
                 false => Verdict::Well,
             }
-        } else if let Some(refusal) = self.refusal(&self.said) {
+        } else if let Some(refusal) = self.refusal(&self.reported) {
             refusal
         } else if self.address_in_use {
             Verdict::AddressInUse
         } else if self.no_route {
             Verdict::NoRoute
         } else {
-            let claimed = self.refusal(&self.claimed);
+            let claimed = self.refusal(&self.unproven);
             claimed.or(self.key_refusal).unwrap_or(Verdict::NoAnswer)
         }
     }
@@ -406,7 +406,7 @@ impl Ping {
 
     /// Whether no session can result.
     fn is_refused(&self) -> bool {
-        self.no_route || self.refusal(&self.said).is_some()
+        self.no_route || self.refusal(&self.reported).is_some()
     }
 
     fn on_open(&mut self, now: Instant, psn: Psn, op: &OpenOp) {
@@ -443,26 +443,28 @@ impl Ping {
         let proven = self.seal.as_ref().is_none_or(|seal| seal.proves_rst() && is_named);
         match op.reason {
             RstReason::Version => {
-                self.note(now, proven, |said| said.other_version = Some(op.versions.max));
+                self.note(now, proven, |report| report.other_version = Some(op.versions.max));
             }
-            RstReason::WrongIncarnation => self.note(now, proven, |said| said.other_life = true),
+            RstReason::WrongIncarnation => {
+                self.note(now, proven, |report| report.other_life = true)
+            }
             // The process restarted during the pings. Before them, it will answer the next OPEN.
             _ if self.lives.iter().any(|&life| wire::life_of(life) != op.life) => {
-                self.note(now, proven, |said| said.other_life = true);
+                self.note(now, proven, |report| report.other_life = true);
             }
             _ => {}
         }
     }
 
     fn on_answer(&mut self, now: Instant) {
-        let Some((left, length)) = self.under_way.take() else { return };
+        let Some((left, length)) = self.outstanding.take() else { return };
         match self.state {
             State::Pinging => {
                 self.report.lengths[length].rtts_ns.push(now.since(left).max(1));
                 self.due = left + self.settings.interval_ns;
             }
-            State::Halving(passes, fails) => {
-                (self.state, self.tries) = (State::Halving((passes + fails) / 2, fails), 0);
+            State::Bisecting(passes, fails) => {
+                (self.state, self.tries) = (State::Bisecting((passes + fails) / 2, fails), 0);
                 self.due = now;
             }
             _ => {}
@@ -471,8 +473,8 @@ impl Ping {
 
     fn poll_ping(&mut self, now: Instant) -> Option<Vec<u8>> {
         // The outstanding ping timed out: it is lost.
-        self.under_way = None;
-        if self.said.other_life {
+        self.outstanding = None;
+        if self.reported.other_life {
             self.state = State::Closing;
             return self.poll_clear(now);
         }
@@ -483,7 +485,7 @@ impl Ping {
             return self.poll_clear(now);
         }
         self.report.lengths[length].sent += 1;
-        self.under_way = Some((now, length));
+        self.outstanding = Some((now, length));
         self.due = now + self.settings.timeout_ns.max(self.settings.interval_ns);
         Some(self.ping(frame_len))
     }
@@ -493,18 +495,18 @@ impl Ping {
         let lengths = &self.report.lengths;
         let fails = lengths.iter().position(|l| l.rtts_ns.is_empty());
         match fails.filter(|&at| at > 0) {
-            Some(at) => State::Halving(lengths[at - 1].frame_len, lengths[at].frame_len),
+            Some(at) => State::Bisecting(lengths[at - 1].frame_len, lengths[at].frame_len),
             None => State::Closing,
         }
     }
 
-    fn poll_halving(&mut self, now: Instant, passes: usize, fails: usize) -> Option<Vec<u8>> {
-        if self.under_way.take().is_some() {
+    fn poll_bisecting(&mut self, now: Instant, passes: usize, fails: usize) -> Option<Vec<u8>> {
+        if self.outstanding.take().is_some() {
             self.tries += 1;
         }
         if self.tries == TRIES {
             self.tries = 0;
-            self.state = State::Halving(passes, (passes + fails) / 2);
+            self.state = State::Bisecting(passes, (passes + fails) / 2);
             return self.poll_clear(now);
         }
         if fails - passes <= 1 {
@@ -512,13 +514,13 @@ impl Ping {
             self.state = State::Closing;
             return self.poll_clear(now);
         }
-        self.under_way = Some((now, 0));
-        self.due = now + self.patience_ns();
+        self.outstanding = Some((now, 0));
+        self.due = now + self.answer_timeout_ns();
         Some(self.ping((passes + fails) / 2))
     }
 
     /// Timeout of an answer once the usual round trip is known.
-    fn patience_ns(&self) -> u64 {
+    fn answer_timeout_ns(&self) -> u64 {
         let slowest = self.report.lengths.iter().flat_map(|l| &l.rtts_ns).max();
         let slowest = slowest.copied().unwrap_or(self.settings.timeout_ns);
         slowest.saturating_mul(4).max(20_000_000).min(self.settings.timeout_ns)

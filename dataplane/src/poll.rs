@@ -66,7 +66,7 @@ pub struct Engine {
     /// Time at which a turn last read the clock.
     last_turn_at: Instant,
     /// Time at which [`is_late`](Self::is_late) last read the clock.
-    looked_at: Instant,
+    pause_checked_at: Instant,
 }
 
 /// Port visitor of [`Engine::try_send_inline`].
@@ -123,7 +123,7 @@ impl Engine {
             uncounted: 0,
             timed: false,
             last_turn_at: Instant(0),
-            looked_at: Instant(0),
+            pause_checked_at: Instant(0),
         }
     }
 
@@ -411,7 +411,7 @@ impl Engine {
     fn burst_of_other(&mut self) -> Result<usize, PortGone> {
         let AnyPort::Other(port) = &mut self.port else { return Ok(0) };
         let mut sink = ToNode::of(&mut self.node, &self.now);
-        port.rx_burst(BURST, &mut sink).map_err(|gone| self.lost(gone))
+        port.rx_burst(BURST, &mut sink).map_err(|gone| self.set_gone(gone))
     }
 
     #[inline(never)]
@@ -419,7 +419,7 @@ impl Engine {
         let mut sink = ToNode::of(&mut self.node, &self.now);
         match self.port.rx_burst(BURST, &mut sink) {
             Ok(got) => Ok(got),
-            Err(gone) => Err(self.lost(gone)),
+            Err(gone) => Err(self.set_gone(gone)),
         }
     }
 
@@ -463,7 +463,7 @@ impl Engine {
     #[inline(never)]
     fn detect_pause(&mut self) -> bool {
         let now = Self::now();
-        let late = now.since(self.looked_at.max(self.now)) > TURN_GAP_NS;
+        let late = now.since(self.pause_checked_at.max(self.now)) > TURN_GAP_NS;
         if late {
             match &mut self.port {
                 AnyPort::Near(port) => port.must_read_clock(),
@@ -473,7 +473,7 @@ impl Engine {
                 }
             }
         }
-        self.looked_at = now;
+        self.pause_checked_at = now;
         late
     }
 
@@ -491,7 +491,7 @@ impl Engine {
     pub fn post_send(&mut self, ep: EpId, mut req: SendReq) -> OpResult<()> {
         // On a lossy port packing is tried first.
         let joins = !self.node.is_lossless() && self.node.packs.joins(&req);
-        if joins && self.join(ep, &req) || self.try_send(ep, &mut req) {
+        if joins && self.pack(ep, &req) || self.try_send(ep, &mut req) {
             return Ok(());
         }
         self.post_send_long(ep, req)
@@ -510,7 +510,7 @@ impl Engine {
     /// Packs a message, and sends the packet unless the caller announces another post. False,
     /// without side effect, if the message cannot be packed.
     #[inline(never)]
-    fn join(&mut self, ep: EpId, req: &SendReq) -> bool {
+    fn pack(&mut self, ep: EpId, req: &SendReq) -> bool {
         // A post with `FI_MORE` transmits nothing: the clock is read by the post that transmits.
         let (more, turned) = (req.flags.contains(OpFlags::MORE), self.now);
         let clock = || if more { turned } else { Self::now() };
@@ -595,7 +595,7 @@ impl Engine {
         let mut out = ToPort { port, gone: None };
         let sent = post(node, &mut out);
         if let Some(gone) = out.gone {
-            self.lost(gone);
+            self.set_gone(gone);
         }
         sent
     }
@@ -771,7 +771,7 @@ impl Engine {
         if self.gone.is_none() && self.node.control().supersedes(&addr) {
             self.now = Self::now();
             for _ in 0..INBOX_BURSTS {
-                if !self.takes_more() {
+                if !self.receive_more() {
                     break;
                 }
             }
@@ -781,7 +781,7 @@ impl Engine {
 
     /// Receives a burst, and returns whether more frames may wait: a burst may be short, or empty
     /// if a frame was dropped.
-    fn takes_more(&mut self) -> bool {
+    fn receive_more(&mut self) -> bool {
         let dropped = self.port.counters().rx_dropped;
         match self.burst() {
             Ok(0) => self.port.counters().rx_dropped != dropped,
@@ -813,12 +813,12 @@ impl Engine {
         }
         match out.gone {
             None => Ok(sent),
-            Some(gone) => Err(self.lost(gone)),
+            Some(gone) => Err(self.set_gone(gone)),
         }
     }
 
     #[cold]
-    fn lost(&mut self, gone: PortGone) -> PortGone {
+    fn set_gone(&mut self, gone: PortGone) -> PortGone {
         self.node.port_gone(self.now);
         self.gone = Some(gone.clone());
         // The next turn is a full one.
@@ -989,7 +989,7 @@ mod tests {
         assert_eq!(a.fast_turn(NoReader), Some(0));
         a.now = Engine::now();
         assert!(!a.is_late());
-        (a.now, a.looked_at) = (Instant(a.now.0 - 2 * TURN_GAP_NS), Instant(0));
+        (a.now, a.pause_checked_at) = (Instant(a.now.0 - 2 * TURN_GAP_NS), Instant(0));
         assert!(a.is_late());
         assert_eq!(a.fast_turn(NoReader), None, "seldom: the clock is needed");
         skip_clock(&mut a);

@@ -132,7 +132,7 @@ impl<T, A, K: Idx> Slab<T, A, K> {
     pub fn fill(&mut self, value: T) -> K {
         let idx = self.free_head;
         let slot = &mut self.slots[idx.get() as usize];
-        let Slot::Free { generation, next } = *slot else { broken() };
+        let Slot::Free { generation, next } = *slot else { free_list_corrupt() };
         *slot = Slot::used(generation.wrapping_add(1), value);
         self.free_head = next;
         self.len += 1;
@@ -151,7 +151,7 @@ impl<T, A, K: Idx> Slab<T, A, K> {
         let Some(slot) = self.slots.get_mut(idx.get() as usize) else {
             return cold(None);
         };
-        let Slot::Free { generation, next } = *slot else { broken() };
+        let Slot::Free { generation, next } = *slot else { free_list_corrupt() };
         *slot = Slot::used(generation.wrapping_add(1), make(K::new(idx)));
         self.free_head = next;
         self.len += 1;
@@ -253,7 +253,7 @@ impl<T, A, K: Idx> Slab<T, A, K> {
 
     /// As if every free slot had been used 2^32 - 1 times.
     #[cfg(test)]
-    pub(crate) fn wear_out(&mut self) {
+    pub(crate) fn exhaust_generations(&mut self) {
         for slot in &mut self.slots {
             if let Slot::Free { generation, .. } = slot {
                 *generation = u32::MAX;
@@ -365,7 +365,7 @@ impl<T, A, K: Idx> IndexMut<K> for Slab<T, A, K> {
 
 #[cold]
 #[inline(never)]
-fn broken() -> ! {
+fn free_list_corrupt() -> ! {
     panic!("slab: no free slot where the free list says")
 }
 

@@ -60,7 +60,7 @@ impl<T: Vacant, K: Idx> Table<T, (), K> {
 
     /// [`with_capacity`](Self::with_capacity) for `n` values beside slot 0, which stays vacant:
     /// index zero then names a vacant slot.
-    pub fn with_nobody(n: usize) -> Self {
+    pub fn with_vacant_zero(n: usize) -> Self {
         let mut table = Self::reserve(n + 1);
         table.grow();
         table

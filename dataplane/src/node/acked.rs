@@ -196,7 +196,7 @@ impl Node {
         }
         if op.dups > 0 {
             let peer = &mut self.peers[p];
-            peer.rtt.on_duplicates(peer.snd.overtaken(op.dups));
+            peer.rtt.on_duplicates(peer.snd.non_speculative(op.dups));
         }
         if !sack.is_empty() {
             let snd = &self.peers[p].snd;

@@ -226,7 +226,7 @@ impl Acks {
     #[inline(always)]
     pub(super) fn requests_ar(&self, now: Instant, snd: &SendWindow, own: u32, ends: bool) -> bool {
         let is_resting = !self.fresh && self.is_pause(now);
-        snd.asks(ends && (snd.in_flight() == own || is_resting))
+        snd.asks_ack(ends && (snd.in_flight() == own || is_resting))
     }
 
     /// When an acknowledgement or a PING is due next; `last_turn_at` is the time of the last turn.

@@ -38,7 +38,7 @@ impl DerefMut for Eps {
 
 impl Eps {
     pub(super) fn new() -> Self {
-        Self { table: Table::with_nobody(65536), numbers: Numbers::default() }
+        Self { table: Table::with_vacant_zero(65536), numbers: Numbers::default() }
     }
 
     /// Frees entries of queue `cq` if it is full only because of entries reserved in advance:

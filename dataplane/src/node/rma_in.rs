@@ -279,7 +279,7 @@ impl Operations<'_> {
             self.fail_wr(w, err, prov);
         }
         if ty == Ty::Read {
-            let ((idx, generation), len) = ReadOp::asked(op);
+            let ((idx, generation), len) = ReadOp::initiator_and_len(op);
             if generation != 0 {
                 self.read_failed(p, Handle::from_parts(PullIdx::of(idx), generation), len, err);
             }

@@ -23,7 +23,7 @@ use crate::idx::PeerIdx;
 use crate::plant::{Bug, planted};
 use crate::seal::{
     Answer, Ending, Finished, Initiator, KEYS_MAX, KeyId, Keyring, Message, OpenError, Refused,
-    SessionKeys, SessionNames, SessionSecret, TagKey, Unnamed, respond,
+    SessionKeys, SessionNames, SessionSecret, TagKey, UnboundSecret, respond,
 };
 use crate::types::{Instant, Tenant};
 use crate::wire::{
@@ -50,7 +50,7 @@ pub(super) struct Session {
     answer: Option<Box<Answered>>,
     /// The secrets that the keys are derived from, this end's and the peer's, until they are
     /// exported once the session is open.
-    pending: Option<[Unnamed; 2]>,
+    pending: Option<[UnboundSecret; 2]>,
     pub(super) age: Age,
     /// When the next frame is sealed, after the port had no room for one. A frame that the port
     /// refuses has used up a counter: tried again with each poll, a port that stands still for
@@ -470,8 +470,8 @@ impl Openings {
             && exported.len() < PENDING_SECRETS_MAX
         {
             let (own, station) = (seals.station, peer.station());
-            exported.push(ours.named(own, station, session.remote_sid));
-            exported.push(theirs.named(station, own, peer.sid));
+            exported.push(ours.bind(own, station, session.remote_sid));
+            exported.push(theirs.bind(station, own, peer.sid));
         }
     }
 }

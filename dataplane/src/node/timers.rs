@@ -172,7 +172,7 @@ impl Control<'_> {
         if !peer.probed && peer.rtt.srtt_ns() > 0 {
             peer.probed = true;
             if let Some(psn) = peer.snd.newest(self.sent) {
-                peer.snd.guess(self.sent, psn);
+                peer.snd.retransmit_speculatively(self.sent, psn);
             }
         } else if !(planted(Bug::RetransmitOnce) && peer.backoff > 0) {
             self.counters.timeouts += 1;
@@ -184,7 +184,7 @@ impl Control<'_> {
             // packet of the flight tell which of the others are lost.
             let (oldest, newest) = (peer.snd.oldest(self.sent), peer.snd.newest(self.sent));
             for psn in oldest.into_iter().chain(newest) {
-                peer.snd.guess(self.sent, psn);
+                peer.snd.retransmit_speculatively(self.sent, psn);
             }
         }
         self.peers[p].snd.make_room(self.sent);

@@ -5,7 +5,7 @@ use barewire_driver::port::Station;
 
 use super::{Notice, Sessions};
 use crate::types::{Instant, Tenant};
-use crate::wire::{RstOp, RstReason, Stranger, Ty, VERSIONS};
+use crate::wire::{OtherVersionFrame, RstOp, RstReason, Ty, VERSIONS};
 
 /// Number of stations that are reported. Further ones are not: a sender of frames can invent
 /// addresses.
@@ -33,7 +33,7 @@ impl Sessions<'_> {
     /// refuse. A frame that may be damaged is dropped.
     #[cold]
     pub(super) fn on_other_version(&mut self, now: Instant, frame: &RxFrame<'_>) {
-        let Some(other) = Stranger::parse(frame) else { return };
+        let Some(other) = OtherVersionFrame::parse(frame) else { return };
         let from_us = other.base.dst != self.port.station || other.base.src == self.port.station;
         if from_us || self.port.far.has_crc() && !other.crc {
             return;

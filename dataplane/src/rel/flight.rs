@@ -170,7 +170,7 @@ impl Rings {
 
     /// Releases ring `at`, which has no record left.
     #[inline(always)]
-    pub(super) fn give_back(&mut self, at: RingIdx) {
+    pub(super) fn release(&mut self, at: RingIdx) {
         let size = self.all[at.at()].0.len().trailing_zeros();
         self.spare[size as usize].push(at);
     }
@@ -208,7 +208,7 @@ impl Rings {
             to.sacked |= sacked;
             to.lost |= lost;
         }
-        self.give_back(at);
+        self.release(at);
         wide
     }
 
@@ -239,7 +239,7 @@ impl std::ops::IndexMut<RingIdx> for Rings {
 #[cfg(test)]
 impl Rings {
     /// Number of rings, in use or not.
-    pub(super) fn made(&self) -> usize {
+    pub(super) fn count(&self) -> usize {
         self.all.len()
     }
 }

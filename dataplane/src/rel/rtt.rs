@@ -9,10 +9,10 @@ use crate::types::Instant;
 pub const RTO_MAX_NS: u64 = 64_000_000;
 
 /// Shift from nanoseconds to units of 1.05 ms.
-const LOOK_BITS: u32 = 20;
+const LAP_BITS: u32 = 20;
 
 /// Longest time between two checks that counts, in these units: longer than any timeout.
-const LOOK_MAX: u16 = 64;
+const LAP_MAX: u16 = 64;
 
 const _: () = assert!(RTO_MAX_NS / 1000 < u16::MAX as u64, "microseconds fit 16 bits");
 
@@ -26,8 +26,8 @@ pub struct Rtt {
     min_ns: u32,
     /// The minimum since [`forget_recent`](Self::forget_recent), microseconds.
     recent_us: u16,
-    /// When [`look`](Self::look) was called last, in units of 2^[`LOOK_BITS`] ns.
-    looked_at: u16,
+    /// When [`lap_ms`](Self::lap_ms) was called last, in units of 2^[`LAP_BITS`] ns.
+    lap_at: u16,
     /// See [`keep_backoff`](Self::keep_backoff).
     backoff: u8,
     /// Reordering allowance in 64ths of the smoothed round trip.
@@ -45,7 +45,7 @@ impl Default for Rtt {
             var_ns: 0,
             min_ns: u32::MAX,
             recent_us: u16::MAX,
-            looked_at: 0,
+            lap_at: 0,
             backoff: 0,
             reo: 0,
         }
@@ -87,11 +87,11 @@ impl Rtt {
     /// How long ago the last look was, milliseconds (of 1.05 each); at most 64 of them count, as a
     /// session may have been idle.
     #[inline]
-    pub fn look(&mut self, now: Instant) -> u16 {
-        let at = (now.0 >> LOOK_BITS) as u16;
-        let gap = at.wrapping_sub(self.looked_at);
-        self.looked_at = at;
-        gap.min(LOOK_MAX)
+    pub fn lap_ms(&mut self, now: Instant) -> u16 {
+        let at = (now.0 >> LAP_BITS) as u16;
+        let gap = at.wrapping_sub(self.lap_at);
+        self.lap_at = at;
+        gap.min(LAP_MAX)
     }
 
     /// Restarts the minimum of the recent round trips.
@@ -225,9 +225,9 @@ mod tests {
             rtt.sample(ns);
         }
         assert_eq!(rtt.recent_min_ns(), 600_000);
-        rtt.look(Instant(500 * MS));
-        let gaps = [520, 540, 2540].map(|at| rtt.look(Instant(at * MS)));
-        assert!((18..=20).contains(&gaps[0]) && gaps[2] == LOOK_MAX, "{gaps:?}");
+        rtt.lap_ms(Instant(500 * MS));
+        let gaps = [520, 540, 2540].map(|at| rtt.lap_ms(Instant(at * MS)));
+        assert!((18..=20).contains(&gaps[0]) && gaps[2] == LAP_MAX, "{gaps:?}");
         rtt.path_is_longer();
         assert_eq!(rtt.min_ns(), 600_000);
         rtt.sample(30_000);

@@ -332,7 +332,7 @@ pub struct SendWindow<C = Controller> {
     /// The session's retransmission ring, if any packet has a record.
     ring: RingIdx,
     /// Speculative retransmissions by a timer; the peer may report them as duplicates.
-    guesses: u16,
+    speculative: u16,
     /// The congestion window.
     pub cwnd: C,
 }
@@ -383,7 +383,7 @@ impl<C: CongestionControl> SendWindow<C> {
     /// Whether the next packet requests an acknowledgement: if neither a later packet nor a timer
     /// will (`alone`), or if the packet fills the window.
     #[inline]
-    pub fn asks(&self, alone: bool) -> bool {
+    pub fn asks_ack(&self, alone: bool) -> bool {
         alone || self.room() <= 1 || self.in_flight() + 1 == self.limit()
     }
 
@@ -484,7 +484,7 @@ impl<C: CongestionControl> SendWindow<C> {
         }
         self.kept -= 1;
         if self.kept == 0 {
-            pool.rings.give_back(self.ring);
+            pool.rings.release(self.ring);
         } else {
             let next = self.first.next();
             let found = ring.find(next, self.nxt, |group| group.kept);
@@ -574,16 +574,16 @@ impl<C: CongestionControl> SendWindow<C> {
     ) -> Option<Instant> {
         let (allowance, known) = (rtt.reorder_ns(), self.lost);
         let mut again: Option<Instant> = None;
-        self.each_under_way(pool, |entry| {
+        self.scan_in_flight(pool, |entry| {
             if entry.is_later(newest) {
-                return if entry.rtx { Found::Passed } else { Found::Enough };
+                return if entry.rtx { LossCheck::InFlight } else { LossCheck::Stop };
             }
             if allowance == 0 || entry.at + allowance < newest.0 {
-                return Found::Lost;
+                return LossCheck::Lost;
             }
             let due = entry.at + allowance + rtt.srtt_ns();
             again = Some(again.map_or(due, |a| a.min(due)));
-            Found::Passed
+            LossCheck::InFlight
         });
         self.report_loss(now, known, rtt);
         again
@@ -592,25 +592,25 @@ impl<C: CongestionControl> SendWindow<C> {
     /// Marks as lost the unacknowledged packets that were sent before `before`: the timer expired.
     pub fn expire(&mut self, pool: &mut SentPool, now: Instant, before: Instant, rtt: &Rtt) {
         let known = self.lost;
-        self.each_under_way(pool, |entry| match entry.at <= before {
-            true => Found::Lost,
-            false if entry.rtx => Found::Passed,
-            false => Found::Enough,
+        self.scan_in_flight(pool, |entry| match entry.at <= before {
+            true => LossCheck::Lost,
+            false if entry.rtx => LossCheck::InFlight,
+            false => LossCheck::Stop,
         });
         self.report_loss(now, known, rtt);
     }
 
-    /// Calls `look` for every packet in flight, oldest first. Packets behind one that was sent once
-    /// were also last sent later than it.
-    fn each_under_way(&mut self, pool: &mut SentPool, mut look: impl FnMut(&Sent) -> Found) {
+    /// Calls `check` for every packet in flight, oldest first. Packets behind one that was sent
+    /// once were also last sent later than it.
+    fn scan_in_flight(&mut self, pool: &mut SentPool, mut check: impl FnMut(&Sent) -> LossCheck) {
         let mut next = self.first;
         while let Some(psn) = self.find(pool, next, Group::under_way) {
             next = psn.next();
             let ring = &mut pool.rings[self.ring];
-            match look(&pool.records[ring.record(psn)]) {
-                Found::Passed => {}
-                Found::Enough => return,
-                Found::Lost => {
+            match check(&pool.records[ring.record(psn)]) {
+                LossCheck::InFlight => {}
+                LossCheck::Stop => return,
+                LossCheck::Lost => {
                     let (group, bit) = ring.slot(psn);
                     group.lost |= bit;
                     self.lost += 1;
@@ -645,27 +645,27 @@ impl<C: CongestionControl> SendWindow<C> {
     }
 
     /// A timer fired: retransmits packet `psn`, which has a record, speculatively.
-    pub fn guess(&mut self, pool: &mut SentPool, psn: Psn) {
-        self.guesses = self.guesses.saturating_add(1);
+    pub fn retransmit_speculatively(&mut self, pool: &mut SentPool, psn: Psn) {
+        self.speculative = self.speculative.saturating_add(1);
         self.mark_lost(pool, psn);
     }
 
-    /// Retransmits the oldest packets in flight speculatively, as [`guess`](Self::guess) does,
+    /// [Speculatively retransmits](Self::retransmit_speculatively) the oldest packets in flight
     /// until the window has room: undetected losses would otherwise fill the window as long as
     /// nothing is sent.
     pub fn make_room(&mut self, pool: &mut SentPool) {
         while !self.may_resend() {
             let Some(psn) = self.find(pool, self.first, Group::under_way) else { return };
-            self.guess(pool, psn);
+            self.retransmit_speculatively(pool, psn);
         }
     }
 
     /// The number of `dups` duplicates that were not speculative retransmissions: those were
     /// retransmitted because later packets had overtaken them.
-    pub fn overtaken(&mut self, dups: u8) -> u8 {
-        let guessed = self.guesses.min(dups.into());
-        self.guesses -= guessed;
-        dups - guessed as u8
+    pub fn non_speculative(&mut self, dups: u8) -> u8 {
+        let expected = self.speculative.min(dups.into());
+        self.speculative -= expected;
+        dups - expected as u8
     }
 
     /// Marks packet `psn`, which has a record, as lost.
@@ -755,13 +755,13 @@ impl<C: CongestionControl> SendWindow<C> {
 }
 
 /// Result of a loss check of one packet.
-enum Found {
+enum LossCheck {
     /// The packet is lost.
     Lost,
     /// The packet is not lost; check the next.
-    Passed,
+    InFlight,
     /// Neither this packet nor a later one is lost.
-    Enough,
+    Stop,
 }
 
 #[cfg(test)]

@@ -28,14 +28,14 @@ impl Ending<'_> {
     /// If there is no room for it.
     pub(crate) fn put(&self, bytes: &mut [u8], head: usize) {
         let is_open = sealed::ty_of(bytes) == Some(Ty::Open);
-        let said = head + self.message.len();
-        let end = said + self.finished.map_or(0, |_| TAG_LEN);
-        bytes[head..said].copy_from_slice(self.message);
+        let message_end = head + self.message.len();
+        let end = message_end + self.finished.map_or(0, |_| TAG_LEN);
+        bytes[head..message_end].copy_from_slice(self.message);
         sealed::mark(bytes, end - BASE_LEN);
         sealed::set_counter(bytes, 0);
         if let Some(finished) = self.finished {
-            let tag = finished.tag(&bytes[..said]);
-            bytes[said..end].copy_from_slice(&tag);
+            let tag = finished.tag(&bytes[..message_end]);
+            bytes[message_end..end].copy_from_slice(&tag);
         }
         let tag = self.tag_key.tag(&bytes[..end]);
         bytes[end..end + TAG_LEN].copy_from_slice(&tag);

@@ -174,17 +174,17 @@ impl Initiator {
     /// # Errors
     /// See [`Refused`].
     pub fn finish(&mut self, open: &[u8], aes: bool) -> Result<SessionKeys, Refused> {
-        let (said, finished) = open.split_last_chunk::<TAG_LEN>().ok_or(Refused::Forged)?;
-        let answer = said.get(OPEN_END..).ok_or(Refused::Forged)?;
+        let (covered, finished) = open.split_last_chunk::<TAG_LEN>().ok_or(Refused::Forged)?;
+        let answer = covered.get(OPEN_END..).ok_or(Refused::Forged)?;
         let hash = hash_of(&self.state);
         let payload = read(&mut self.state, answer)?;
         let signed = Signed { role: Role::Answerer, hash, ephemeral: ephemeral_of(answer) };
         let proven = self.own.as_ref().map_or(Ok(()), |own| {
             check(own, &signed, &payload).map(|_| ()).map_err(Refused::Certificate)
         });
-        let agreed = proven.and_then(|()| self.keys((said, finished), aes));
+        let agreed = proven.and_then(|()| self.keys((covered, finished), aes));
         if agreed.is_err() {
-            self.begin_anew();
+            self.restart();
         }
         agreed
     }
@@ -192,16 +192,16 @@ impl Initiator {
     /// The session's keys, if the Finished tag of the peer's OPEN is correct.
     fn keys(
         &mut self,
-        (said, finished): (&[u8], &[u8; TAG_LEN]),
+        (covered, finished): (&[u8], &[u8; TAG_LEN]),
         aes: bool,
     ) -> Result<SessionKeys, Refused> {
         let (tx, rx) = split(&mut self.state);
-        let is_whole = Finished::of(&rx).tag_key().is_tag(said, finished);
-        is_whole.then(|| SessionKeys::new(self.key.terms, aes, [tx, rx])).ok_or(Refused::Forged)
+        let is_whole = Finished::of(&rx).tag_key().is_tag(covered, finished);
+        is_whole.then(|| SessionKeys::new(self.key.format, aes, [tx, rx])).ok_or(Refused::Forged)
     }
 
     /// Restores the state after the first message.
-    fn begin_anew(&mut self) {
+    fn restart(&mut self) {
         let (mut state, _) = begin(&self.key, &self.seed, &self.names, true);
         if write(&mut state, &self.payload).is_some() {
             self.state = state;
@@ -244,7 +244,7 @@ pub fn respond(
     let answer = write(&mut state, &proof).ok_or(Refused::Forged)?;
     let (rx, tx) = split(&mut state);
     let (finished, tag_key) = (Finished::of(&tx), key.tag_key().clone());
-    let keys = SessionKeys::new(key.terms, aes, [tx, rx]);
+    let keys = SessionKeys::new(key.format, aes, [tx, rx]);
     Ok(Answer { keys, message: answer, finished, tag_key })
 }
 

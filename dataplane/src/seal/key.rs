@@ -89,7 +89,7 @@ pub(super) struct SealFormat {
 pub struct PreSharedKey {
     pub(super) psk: Secret,
     tag: TagKey,
-    pub(super) terms: SealFormat,
+    pub(super) format: SealFormat,
 }
 
 /// The key for the tags of frames without a session: OPEN and RST.
@@ -144,14 +144,14 @@ impl PreSharedKey {
             Self {
                 psk: expand(&root, &[b"psk", &variant]),
                 tag: TagKey::new(&tag),
-                terms: SealFormat { mode, key_frames_bits: bits },
+                format: SealFormat { mode, key_frames_bits: bits },
             }
         }))
     }
 
     /// The public key that a node with a certificate uses in place of a pre-shared key: it
     /// authenticates nothing, but separates nodes of different modes.
-    pub(super) fn of_everybody(mode: Mode, bits: u32) -> Option<Self> {
+    pub(super) fn public(mode: Mode, bits: u32) -> Option<Self> {
         Self::with_key_frames(b"barewire 3 certificates", mode, bits)
     }
 
@@ -173,7 +173,7 @@ impl PreSharedKey {
 
 impl fmt::Debug for PreSharedKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PreSharedKey").field("mode", &self.terms.mode).finish_non_exhaustive()
+        f.debug_struct("PreSharedKey").field("mode", &self.format.mode).finish_non_exhaustive()
     }
 }
 

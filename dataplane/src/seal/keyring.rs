@@ -87,7 +87,7 @@ impl Keyring {
         bits: u32,
         entropy: impl Into<Locked<[u8; 32]>>,
     ) -> Option<Self> {
-        let key = PreSharedKey::of_everybody(mode, bits)?;
+        let key = PreSharedKey::public(mode, bits)?;
         let ring = Self::new(vec![key], entropy)?;
         Some(Self { credentials: Some(credentials), ..ring })
     }

@@ -25,7 +25,7 @@ const MAGIC: &str = "barewire-3";
 const LINES_MAX: usize = 1 << 20;
 
 /// Most keys that are derived for one frame, since its counter may be forged.
-const AHEAD_MAX: u64 = 1 << 12;
+const KEYS_AHEAD_MAX: u64 = 1 << 12;
 
 /// The secret of one direction of a session. `Display` formats its line, secret included; `Debug`
 /// omits the secret.
@@ -37,26 +37,26 @@ pub struct SessionSecret {
     pub dst: Station,
     /// The receiver's name of the session.
     pub sid: u32,
-    of: Unnamed,
+    of: UnboundSecret,
 }
 
 /// The secret of one direction of a session, before its stations and session name are known.
 #[derive(Clone)]
-pub(crate) struct Unnamed {
+pub(crate) struct UnboundSecret {
     pub(super) aes: bool,
-    pub(super) terms: SealFormat,
+    pub(super) format: SealFormat,
     pub(super) secret: Secret,
 }
 
-impl fmt::Debug for Unnamed {
+impl fmt::Debug for UnboundSecret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Unnamed").finish_non_exhaustive()
+        f.debug_struct("UnboundSecret").finish_non_exhaustive()
     }
 }
 
-impl Unnamed {
+impl UnboundSecret {
     /// The secret of the frames from `src` to `dst`, whose name of the session is `sid`.
-    pub(crate) fn named(self, src: Station, dst: Station, sid: u32) -> SessionSecret {
+    pub(crate) fn bind(self, src: Station, dst: Station, sid: u32) -> SessionSecret {
         SessionSecret { src, dst, sid, of: self }
     }
 }
@@ -70,13 +70,13 @@ impl fmt::Debug for SessionSecret {
 
 impl fmt::Display for SessionSecret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { src, dst, sid, of: Unnamed { aes, terms, secret } } = self;
+        let Self { src, dst, sid, of: UnboundSecret { aes, format, secret } } = self;
         let cipher = if *aes { "aes256gcm" } else { "chacha20poly1305" };
-        let mode = match terms.mode {
+        let mode = match format.mode {
             Mode::Encrypted => "encrypted",
             Mode::Authenticated => "authenticated",
         };
-        let bits = terms.key_frames_bits;
+        let bits = format.key_frames_bits;
         write!(f, "{MAGIC} {src} {dst} {sid:08x} {cipher} {mode} {bits} ")?;
         secret.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
@@ -124,8 +124,8 @@ impl FromStr for SessionSecret {
             let digit = |c: u8| char::from(c).to_digit(16).map(|d| d as u8).ok_or(BadLine);
             *byte = digit(pair[0])? << 4 | digit(pair[1])?;
         }
-        let of = Unnamed { aes, terms: SealFormat { mode, key_frames_bits }, secret };
-        Ok(of.named(src, dst, sid))
+        let of = UnboundSecret { aes, format: SealFormat { mode, key_frames_bits }, secret };
+        Ok(of.bind(src, dst, sid))
     }
 }
 
@@ -261,22 +261,22 @@ impl RecordReader {
 impl Recorded {
     fn open(&mut self, bytes: &mut [u8]) -> bool {
         let counter = nearest(self.last, sealed::counter(bytes));
-        let SealFormat { mode, key_frames_bits } = self.secret.of.terms;
+        let SealFormat { mode, key_frames_bits } = self.secret.of.format;
         let generation = counter >> key_frames_bits;
         let first = || Chain::new(cipher(self.secret.of.aes), self.secret.of.secret.clone());
         let known = self.chain.get_or_insert_with(first);
         // A frame that was overtaken: its key is derived from the first link.
         let is_old = known.generation > generation;
-        let mut made = is_old.then(first);
+        let mut derived = is_old.then(first);
         let from = if is_old { 0 } else { known.generation };
-        if generation - from > AHEAD_MAX {
+        if generation - from > KEYS_AHEAD_MAX {
             return false;
         }
         for _ in from..generation {
-            made = Some(made.as_ref().unwrap_or(known).next());
+            derived = Some(derived.as_ref().unwrap_or(known).next());
         }
         let before = bytes.to_vec();
-        let key = &made.as_ref().unwrap_or(known).key;
+        let key = &derived.as_ref().unwrap_or(known).key;
         let is_open = open_with(key, mode, nonce(counter), bytes);
         if !is_open {
             bytes.copy_from_slice(&before);
@@ -284,8 +284,8 @@ impl Recorded {
         }
         self.last = counter;
         // A later key is kept only after the tag has proved that the counter is authentic.
-        if !is_old && made.is_some() {
-            self.chain = made;
+        if !is_old && derived.is_some() {
+            self.chain = derived;
         }
         true
     }

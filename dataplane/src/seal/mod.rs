@@ -40,7 +40,7 @@ pub use handshake::{
 pub use identity::{Identity, PeerId};
 pub use key::{KEY_MAX, KEY_MIN, Mode, PreSharedKey, TagKey};
 pub use keyring::{HANDSHAKE_LEN, KEYS_MAX, KeyId, Keyring};
-pub(crate) use log::Unnamed;
+pub(crate) use log::UnboundSecret;
 pub use log::{BadLine, Read, RecordReader, SessionSecret, lines};
 pub use proof::{BadCert, CertFault, examine, sample};
 pub use session::{OpenError, SessionKeys, has_aes};

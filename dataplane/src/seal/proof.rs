@@ -68,10 +68,10 @@ pub(super) fn prove(credentials: &Credentials, signed: &Signed) -> Vec<u8> {
         certificates.extend((cert.len() as u16).to_le_bytes());
         certificates.extend_from_slice(cert);
     }
-    let made = credentials.sign(&signed.bytes(&certificates));
+    let signed_with = credentials.sign(&signed.bytes(&certificates));
     // The key has signed when it was loaded, so this does not fail. A peer refuses an empty
     // signature.
-    let (scheme, signature) = made.unwrap_or((Scheme::Ed25519, Vec::new()));
+    let (scheme, signature) = signed_with.unwrap_or((Scheme::Ed25519, Vec::new()));
     let mut payload = Vec::with_capacity(HEAD_LEN + signature.len() + certificates.len());
     payload.extend((scheme as u16).to_le_bytes());
     payload.extend((signature.len() as u16).to_le_bytes());
@@ -93,16 +93,16 @@ pub(super) fn check(
     let chain = chain_of(certificates).ok_or(CertFault::Malformed)?;
     let leaf = EndEntityCert::try_from(&chain[0]).map_err(|_| CertFault::Malformed)?;
     let (roots, now) = (credentials.roots(), credentials.now());
-    let led = verify(&leaf, &chain[1..], roots, now, signed.role);
-    led.map_err(|why| fault_of(&why))?;
+    let path = verify(&leaf, &chain[1..], roots, now, signed.role);
+    path.map_err(|why| fault_of(&why))?;
     let name = Identity::of(&leaf);
     let refused = |fault| BadCert { fault, name: name.clone() };
     let message = signed.bytes(certificates);
-    let right = leaf.verify_signature(scheme.verifier(), &message, signature);
-    right.map_err(|_| refused(CertFault::Signature))?;
-    let named =
+    let verified = leaf.verify_signature(scheme.verifier(), &message, signature);
+    verified.map_err(|_| refused(CertFault::Signature))?;
+    let admitted =
         name.as_ref().filter(|name| admits(credentials.identity(), credentials.peers(), name));
-    named.cloned().ok_or_else(|| refused(CertFault::Name))
+    admitted.cloned().ok_or_else(|| refused(CertFault::Name))
 }
 
 /// Verifies the payload of a first message as if the handshake's hash and ephemeral key were both

@@ -4,7 +4,7 @@ use aws_lc_rs::aead::Aad;
 
 use super::chain::{Chain, cipher, nonce, open_with};
 use super::key::{Mode, SealFormat, Secret, secret_of};
-use super::log::Unnamed;
+use super::log::UnboundSecret;
 use super::replay::ReplayWindow;
 use crate::plant::{Bug, planted};
 use crate::wire::{BASE_LEN, TAG_LEN, sealed};
@@ -13,7 +13,7 @@ use crate::wire::{BASE_LEN, TAG_LEN, sealed};
 const LOST_MAX: u64 = 1 << 14;
 
 /// Most keys that are derived for one frame, however few frames a key seals.
-const AHEAD_MAX: u64 = 16;
+const KEYS_AHEAD_MAX: u64 = 16;
 
 /// Why a frame was not opened. The keys are unchanged then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +43,7 @@ pub struct SessionKeys {
 impl SessionKeys {
     /// The keys derived from two secrets: that of this end's frames and that of the peer's. `aes`:
     /// both ends have AES instructions.
-    pub(super) fn new(terms: SealFormat, aes: bool, [tx, rx]: [Secret; 2]) -> Self {
+    pub(super) fn new(format: SealFormat, aes: bool, [tx, rx]: [Secret; 2]) -> Self {
         let cipher = cipher(aes);
         Self {
             tx: Chain::new(cipher, tx),
@@ -52,8 +52,8 @@ impl SessionKeys {
             rx_before: None,
             replay: ReplayWindow::new(),
             seen: 0,
-            mode: terms.mode,
-            key_frames_bits: terms.key_frames_bits,
+            mode: format.mode,
+            key_frames_bits: format.key_frames_bits,
         }
     }
 
@@ -67,9 +67,13 @@ impl SessionKeys {
 
     /// The secrets that the keys are derived from, before any frame was sealed or opened: of this
     /// end's frames, then of the peer's.
-    pub(crate) fn secrets(&self, aes: bool) -> [Unnamed; 2] {
-        let terms = SealFormat { mode: self.mode, key_frames_bits: self.key_frames_bits };
-        [&self.tx, &self.rx].map(|chain| Unnamed { aes, terms, secret: chain.secret().clone() })
+    pub(crate) fn secrets(&self, aes: bool) -> [UnboundSecret; 2] {
+        let format = SealFormat { mode: self.mode, key_frames_bits: self.key_frames_bits };
+        [&self.tx, &self.rx].map(|chain| UnboundSecret {
+            aes,
+            format,
+            secret: chain.secret().clone(),
+        })
     }
 
     /// Seals a frame: `bytes` are its base, the bytes to protect, and room for the tag. Writes the
@@ -149,7 +153,7 @@ impl SessionKeys {
         let generation = counter >> self.key_frames_bits;
         let ahead = generation.saturating_sub(self.rx.generation);
         // A forged counter would make this end derive keys in vain.
-        if ahead > (1 + (LOST_MAX >> self.key_frames_bits)).min(AHEAD_MAX) {
+        if ahead > (1 + (LOST_MAX >> self.key_frames_bits)).min(KEYS_AHEAD_MAX) {
             return Err(OpenError::Forged);
         }
         let next = (0..ahead)

@@ -351,7 +351,7 @@ fn keys_are_derived_as_others_do() {
             "94e500345309a356b79e66551312d37d",
         ),
         (
-            PreSharedKey::of_everybody(Mode::Encrypted, 22),
+            PreSharedKey::public(Mode::Encrypted, 22),
             "d1c46c3f8f7d72b077c4036db41662f091a131c99d6ef92a183f700475997890",
             "929622b089d39446be047b789a32bc26",
         ),
@@ -456,7 +456,7 @@ fn what_was_recorded_is_read_with_its_lines() {
         let ring = |entropy| key(&[7; 32], entropy, mode, 3);
         let [mut tx, _] = ends([ring(1), ring(2)], aes);
         let [secret, _] = tx.secrets(aes);
-        let secret = secret.named(a, b, 9);
+        let secret = secret.bind(a, b, 9);
         let line = secret.to_string();
         assert_eq!(line.parse::<SessionSecret>().unwrap().to_string(), line);
         assert!(!format!("{secret:?}").contains(line.rsplit(' ').next().unwrap()));
@@ -518,7 +518,7 @@ fn what_was_recorded_is_read_with_its_lines() {
 fn what_is_no_line_is_told_by_its_number() {
     let [keys, _] = ends(keys(), true);
     let [secret, _] = keys.secrets(true);
-    let good = secret.named(Station::default(), Station::default(), 1).to_string();
+    let good = secret.bind(Station::default(), Station::default(), 1).to_string();
     let mut reader = RecordReader::default();
     let words: Vec<&str> = good.split(' ').collect();
     for i in 0..words.len() {

@@ -117,7 +117,7 @@ impl Base {
         // this code.
         let b = Bytes::<BASE_LEN>(b);
         let fixed = u32::from_be_bytes(b.get::<12, 4>());
-        let Some(ty) = Ty::from_bits((fixed >> 8) as u8) else { return Err(unfit(frame)) };
+        let Some(ty) = Ty::from_bits((fixed >> 8) as u8) else { return Err(invalid_cause(frame)) };
         let numbers = b.u64::<NUMBERS_AT>();
         let base = Self {
             dst: Station { mac: MacAddr(b.get::<0, 6>()), number: numbers as u16 },
@@ -142,7 +142,7 @@ impl Base {
             & (base.plen <= ty.plen_max())
             & (frame.len() >= base.end(BASE_LEN + ty.op_len()));
         if !fits {
-            return Err(unfit(frame));
+            return Err(invalid_cause(frame));
         }
         if base.crc {
             check_crc(frame, ty, base.plen)?;
@@ -251,7 +251,7 @@ fn is_station(mac: u64, numbers: u64) -> bool {
 /// between, the cause is that of the changed bytes.
 #[cold]
 #[inline(never)]
-fn unfit(frame: &RxFrame<'_>) -> WireError {
+fn invalid_cause(frame: &RxFrame<'_>) -> WireError {
     let Some(b) = frame.first_chunk() else { return WireError::Short };
     let b = Bytes::<BASE_LEN>(b);
     let prologue = u16::from_be_bytes(b.get::<14, 2>());
@@ -285,7 +285,7 @@ fn unfit(frame: &RxFrame<'_>) -> WireError {
         Err(_) if frame.len() < BASE_LEN + plen + if crc { TRAILER_LEN } else { 0 } => {
             truncated(frame.len(), BASE_LEN, plen)
         }
-        Err(_) if crc && !crc_anywhere(frame, plen) => WireError::Crc,
+        Err(_) if crc && !search_crc(frame, plen) => WireError::Crc,
         Err(_) => WireError::UnknownType,
         Ok(ty) if no_sid && ty.sid_min() != 0 => WireError::NoSid,
         Ok(ty) if plen != 0 && !ty.has_payload() => WireError::StrayPayload,
@@ -311,7 +311,7 @@ pub(super) fn has_good_crc(frame: &RxFrame<'_>) -> Option<bool> {
     let b = Bytes::<BASE_LEN>(frame.first_chunk()?);
     match u16::from_be_bytes(b.get::<14, 2>()) & TRAILER {
         0 => Some(false),
-        TRAILER => crc_anywhere(frame, b.u16::<PLEN_AT>().into()).then_some(true),
+        TRAILER => search_crc(frame, b.u16::<PLEN_AT>().into()).then_some(true),
         _ => None,
     }
 }
@@ -319,6 +319,6 @@ pub(super) fn has_good_crc(frame: &RxFrame<'_>) -> Option<bool> {
 /// Whether the checksum of a packet of unknown type is correct at any of its possible offsets. A
 /// damaged type must not be taken for an unknown one: its refusal would take a good packet out of
 /// the sequence.
-fn crc_anywhere(frame: &RxFrame<'_>, plen: usize) -> bool {
+fn search_crc(frame: &RxFrame<'_>, plen: usize) -> bool {
     (0..=OP_WORDS_MAX).any(|words| verify_crc(frame, BASE_LEN + words * 8 + plen))
 }

@@ -51,7 +51,7 @@ pub use rndv::{DataOp, EndOp, EndStatus, PullOp, RndvOp};
 pub use rst::{RstOp, RstReason, life_of};
 pub use sealed::TAG_LEN;
 pub use ty::Ty;
-pub use version::{Stranger, Versions};
+pub use version::{OtherVersionFrame, Versions};
 pub use who::{Host, WhoOp};
 
 /// EtherType of every frame: IEEE 802 local experimental 1. Does not leave the site.

@@ -166,8 +166,8 @@ impl WriteOp {
     #[inline(always)]
     pub(super) fn words(&self) -> [u64; Self::LEN / 8] {
         let [head, rkey, addr] = self.range.words(self.flags());
-        let asked = u64::from(self.dst_op) | u64::from(self.dst_gen) << 32;
-        [head, rkey, addr, asked, self.left]
+        let reply_to = u64::from(self.dst_op) | u64::from(self.dst_gen) << 32;
+        [head, rkey, addr, reply_to, self.left]
     }
 
     /// The flags that are not part of the range.
@@ -231,7 +231,7 @@ impl ReadOp {
     ///
     /// # Panics
     /// If `bytes` is shorter than the header.
-    pub fn asked(bytes: &[u8]) -> ((u32, u32), u32) {
+    pub fn initiator_and_len(bytes: &[u8]) -> ((u32, u32), u32) {
         let b = Bytes::<{ Self::LEN }>::kept(bytes);
         ((b.u32::<24>(), b.u32::<28>()), b.u32::<40>())
     }
@@ -254,8 +254,8 @@ impl ReadOp {
     #[inline(always)]
     pub(super) fn words(&self) -> [u64; Self::LEN / 8] {
         let [head, rkey, addr] = self.range.words(self.flags());
-        let asked = u64::from(self.dst_op) | u64::from(self.dst_gen) << 32;
-        [head, rkey, addr, asked, self.offset, self.len.into()]
+        let reply_to = u64::from(self.dst_op) | u64::from(self.dst_gen) << 32;
+        [head, rkey, addr, reply_to, self.offset, self.len.into()]
     }
 
     /// The flags that are not part of the range.
@@ -373,9 +373,9 @@ impl AtomicOp {
     #[inline(always)]
     pub(super) fn words(&self) -> [u64; Self::LEN / 8] {
         let [head, rkey, addr] = self.range.words(self.flags());
-        let asked = u64::from(self.dst_op) | u64::from(self.dst_gen) << 32;
-        let what = u64::from(self.count) | u64::from(self.op) << 16 | u64::from(self.ty) << 24;
-        [head, rkey, addr, asked, what | u64::from(self.offset) << 32]
+        let reply_to = u64::from(self.dst_op) | u64::from(self.dst_gen) << 32;
+        let kind = u64::from(self.count) | u64::from(self.op) << 16 | u64::from(self.ty) << 24;
+        [head, rkey, addr, reply_to, kind | u64::from(self.offset) << 32]
     }
 
     /// The flags that are not part of the range.
@@ -467,7 +467,7 @@ impl RespOp {
     #[inline(always)]
     pub(super) fn words(&self) -> [u64; Self::LEN / 8] {
         let status = self.status.map_or(0, |reason| reason as u64);
-        let asked = u64::from(self.dst_op) | u64::from(self.dst_gen) << 32;
-        [asked, u64::from(self.offset) | status << 32]
+        let reply_to = u64::from(self.dst_op) | u64::from(self.dst_gen) << 32;
+        [reply_to, u64::from(self.offset) | status << 32]
     }
 }

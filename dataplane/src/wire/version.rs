@@ -33,7 +33,7 @@ impl Versions {
 
 /// The version-independent fields of a frame in another protocol version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stranger {
+pub struct OtherVersionFrame {
     /// Base of the frame.
     pub base: RawBase,
     /// Incarnation of its sender, if it is an OPEN; else 0.
@@ -46,7 +46,7 @@ pub struct Stranger {
     pub crc: bool,
 }
 
-impl Stranger {
+impl OtherVersionFrame {
     /// Parses `frame`, which [`Base::parse`] refused for its version. `None` if it is damaged or
     /// too short. The checksum is searched at every offset where a version can have it.
     #[cold]

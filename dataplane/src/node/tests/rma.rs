@@ -1071,7 +1071,7 @@ fn reads_end_when_the_lives_of_their_records_begin_anew() {
             pair.read_to(buf, rma, context).unwrap();
             pair.run(5_000_000);
             assert_eq!(pair.outcomes(0), [(context, want)]);
-            pair.ends[0].node.pulls.records.wear_out();
+            pair.ends[0].node.pulls.records.exhaust_generations();
         }
     }
 }

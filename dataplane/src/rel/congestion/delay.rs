@@ -55,15 +55,15 @@ const START_TO_MAX: u8 = WINDOW.ilog2() as u8;
 const ONE: u32 = 256;
 
 /// How long a queue persists until a small window competes; and how long it competes, milliseconds.
-const STANDS_MS: u16 = 1_000;
-const COMPETES_MS: u16 = 10_000;
+const PERSIST_MS: u16 = 1_000;
+const COMPETE_MS: u16 = 10_000;
 
 /// Shift from nanoseconds to units of 64 ns.
 const CUT_BITS: u32 = 6;
 
 /// Multiple of the round trip's variation beyond which a delay is certainly a queue. Reordering
 /// delays by twice the variation, an overflowing queue by more than ten times.
-const SURELY: u64 = 8;
+const CERTAIN_QUEUE: u64 = 8;
 
 bitflags! {
     /// State bits of a window.
@@ -95,7 +95,7 @@ pub struct DelayWindow {
     /// Time of the last reduction, in units of 2^[`CUT_BITS`] ns.
     cut_at: u32,
     /// How long a queue has persisted, or the window has competed, milliseconds.
-    stood_ms: u16,
+    phase_ms: u16,
 }
 
 impl Default for DelayWindow {
@@ -105,7 +105,7 @@ impl Default for DelayWindow {
             is: WindowFlags::STARTING,
             start_to: START_TO_MAX,
             cut_at: 0,
-            stood_ms: 0,
+            phase_ms: 0,
         }
     }
 }
@@ -130,9 +130,9 @@ impl DelayWindow {
 
     /// Detects competing flows or a longer path. `stands`: round trips exceed the minimum, whatever
     /// their variation. `allowed`: by how much they may exceed it, nanoseconds.
-    fn judge_queue(&mut self, now: Instant, stands: bool, allowed: u64, rtt: &mut Rtt) {
+    fn detect_competition(&mut self, now: Instant, stands: bool, allowed: u64, rtt: &mut Rtt) {
         let (gap, window, competes) =
-            (rtt.look(now), self.window(), self.is(WindowFlags::COMPETING));
+            (rtt.lap_ms(now), self.window(), self.is(WindowFlags::COMPETING));
         let mut is = self.is;
         if !stands {
             is -= WindowFlags::HAS_COMPETED;
@@ -140,8 +140,8 @@ impl DelayWindow {
                 is -= WindowFlags::COMPETING | WindowFlags::STARTING;
             }
         } else if competes {
-            self.stood_ms += gap;
-            if self.stood_ms < COMPETES_MS {
+            self.phase_ms += gap;
+            if self.phase_ms < COMPETE_MS {
                 return;
             }
             is =
@@ -154,12 +154,12 @@ impl DelayWindow {
             if window < FEW || !queued {
                 return;
             }
-            self.stood_ms += gap;
-            if self.stood_ms < STANDS_MS {
+            self.phase_ms += gap;
+            if self.phase_ms < PERSIST_MS {
                 return;
             }
             let is_steady = rtt.srtt_ns().saturating_sub(rtt.recent_min_ns()) <= allowed;
-            let had_losses = self.since_cut_ns(now) < 1_000_000 * u64::from(STANDS_MS);
+            let had_losses = self.since_cut_ns(now) < 1_000_000 * u64::from(PERSIST_MS);
             if self.is(WindowFlags::HAS_COMPETED) && is_steady && !had_losses {
                 rtt.path_is_longer();
             } else {
@@ -169,7 +169,7 @@ impl DelayWindow {
             is -= WindowFlags::HAS_COMPETED;
         }
         self.is = is;
-        self.stood_ms = 0;
+        self.phase_ms = 0;
         rtt.forget_recent();
     }
 
@@ -183,8 +183,8 @@ impl DelayWindow {
         if competes {
             return acked * ONE / packets;
         }
-        // A quarter of a packet per round trip for each packet of the window, at most two; a quarter
-        // of that with a queue.
+        // A quarter of a packet per round trip for each packet of the window, at most two; a
+        // quarter of that with a queue.
         let slower = if queued { 4 } else { 1 };
         acked * ONE * packets.min(FEW) / (4 * packets * slower)
     }
@@ -205,13 +205,13 @@ impl CongestionControl for DelayWindow {
     fn on_ack(&mut self, now: Instant, ack: Acked, rtt: &mut Rtt, floor_ns: u64) {
         let (packets, srtt) = (self.window().max(1), rtt.srtt_ns());
         let queue_ns = srtt.saturating_sub(rtt.min_ns());
-        let surely = (floor_ns / 4).max(SURELY * rtt.var_ns());
+        let certain = (floor_ns / 4).max(CERTAIN_QUEUE * rtt.var_ns());
         let mut is = self.is;
-        is.set(WindowFlags::QUEUED, queue_ns > surely);
+        is.set(WindowFlags::QUEUED, queue_ns > certain);
         self.is = is;
         let allowed = (floor_ns / 4).max(4 * rtt.var_ns());
         let queued = queue_ns > allowed;
-        self.judge_queue(now, queue_ns > floor_ns / 4, allowed, rtt);
+        self.detect_competition(now, queue_ns > floor_ns / 4, allowed, rtt);
         if !queued || packets < FEW || self.is(WindowFlags::COMPETING) {
             let is_used = ack.under_way + 2 >= packets / 2;
             if is_used {
@@ -610,7 +610,7 @@ mod tests {
         let competes = |packets, allowed| {
             let (mut cwnd, mut rtt) = (settled(packets, WindowFlags::empty()), rtt);
             (0..1_100).for_each(|ms| {
-                cwnd.judge_queue(Instant(ms * 1_000_000), true, allowed, &mut rtt);
+                cwnd.detect_competition(Instant(ms * 1_000_000), true, allowed, &mut rtt);
             });
             cwnd.is(WindowFlags::COMPETING)
         };

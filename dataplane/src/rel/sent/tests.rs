@@ -101,7 +101,7 @@ impl Both {
         }
         assert_eq!((self.snd.room(), self.snd.may_resend()), (room - pipe, true));
         let closes = pipe + 1 >= room || in_flight + 1 == self.snd.limit();
-        assert_eq!([true, false].map(|alone| self.snd.asks(alone)), [true, closes]);
+        assert_eq!([true, false].map(|alone| self.snd.asks_ack(alone)), [true, closes]);
         let (psn, at) = (self.snd.number(), self.now);
         let body = BodyRef::Wr { wr: TxIdx::of(psn.0), offset: 0, len: 0 };
         let sent = Sent::new(
@@ -229,7 +229,7 @@ impl Both {
         let last = self.model.iter_mut().rev().find(missing).map(|packet| packet.psn);
         assert_eq!((oldest, newest), (first, last));
         for psn in oldest.into_iter().chain(newest) {
-            self.snd.guess(&mut self.pool, psn);
+            self.snd.retransmit_speculatively(&mut self.pool, psn);
             self.guesses += 1;
             let at = psn.since(self.model[0].psn) as usize;
             self.model[at].lost = true;
@@ -246,7 +246,7 @@ impl Both {
         self.snd.cwnd.0 = self.snd.limit() / 2 + 1;
         let dups = (self.guesses % 4) as u8;
         assert_eq!(
-            u32::from(self.snd.overtaken(dups)),
+            u32::from(self.snd.non_speculative(dups)),
             u32::from(dups).saturating_sub(self.guesses)
         );
         self.guesses = self.guesses.saturating_sub(dups.into());
@@ -369,7 +369,7 @@ fn an_arrival_before_a_round_trip_is_the_first_copy() {
         let mut rtt = Rtt::default();
         rtt.sample(100);
         let idx = snd.by_psn(&pool, Psn(8)).unwrap();
-        snd.guess(&mut pool, Psn(8));
+        snd.retransmit_speculatively(&mut pool, Psn(8));
         snd.on_resent(&mut pool, idx, Instant(5_000));
         let news = snd.on_sack(&mut pool, Instant(5_000 + after), &[1], Psn(7), &mut rtt);
         assert_eq!((news.count, news.newest), (1, newest));
@@ -387,7 +387,7 @@ fn what_was_sent_again_and_arrives_takes_back_some_reordering() {
     let allowed = rtt.reorder_ns();
     for psn in [8, 9] {
         let idx = snd.by_psn(&pool, Psn(psn)).unwrap();
-        snd.guess(&mut pool, Psn(psn));
+        snd.retransmit_speculatively(&mut pool, Psn(psn));
         snd.on_resent(&mut pool, idx, Instant(5_000));
     }
     let mut report = |sack| {
@@ -419,7 +419,7 @@ fn the_least_of_three_bounds_the_window() {
 fn what_was_sent_up_to_a_time_expires() {
     let (mut pool, mut snd) = flight_of(6);
     let rtt = Rtt::default();
-    snd.guess(&mut pool, Psn(8));
+    snd.retransmit_speculatively(&mut pool, Psn(8));
     let idx = snd.by_psn(&pool, Psn(8)).unwrap();
     snd.on_resent(&mut pool, idx, Instant(9_000));
     snd.expire(&mut pool, Instant(9_001), Instant(1_003), &rtt);
@@ -447,7 +447,7 @@ fn rings_are_used_again() {
         while let Some(acked) = snd.pop_acked(&mut pool) {
             pool.discard(acked.idx);
         }
-        pool.rings.made()
+        pool.rings.count()
     };
     assert_eq!([1, 64, 65, 128, 1, 100].map(&mut flight), [1, 1, 2, 2, 2, 2]);
 }
@@ -456,9 +456,9 @@ fn rings_are_used_again() {
 #[test]
 fn duplicates_of_guesses_were_not_overtaken() {
     let (mut pool, mut snd) = flight_of(3);
-    assert_eq!(snd.overtaken(2), 2);
-    [7, 8, 9].into_iter().for_each(|psn| snd.guess(&mut pool, Psn(psn)));
-    assert_eq!([1, 0, 5, 5].map(|dups| snd.overtaken(dups)), [0, 0, 3, 5]);
+    assert_eq!(snd.non_speculative(2), 2);
+    [7, 8, 9].into_iter().for_each(|psn| snd.retransmit_speculatively(&mut pool, Psn(psn)));
+    assert_eq!([1, 0, 5, 5].map(|dups| snd.non_speculative(dups)), [0, 0, 3, 5]);
 }
 
 /// Goal: an acknowledgement and a grant stand side by side.
