@@ -1,7 +1,7 @@
-//! `cargo xtask bench`: builds `benches/` in release and runs what it holds.
+//! `cargo xtask bench`: builds `benches/` in release and runs the benchmarks.
 //!
-//! A bench is a binary in `benches/src/bin`. It takes `--json` (one object a line) and `--quick`
-//! (the smallest size that still runs everything).
+//! A benchmark is a binary in `benches/src/bin`. It takes `--json` (one object a line) and
+//! `--quick` (the smallest size that still runs everything).
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
@@ -11,13 +11,14 @@ use serde_json::{Map, Value};
 use crate::packages::DPDK as DPDK_HEADER;
 use crate::{cargo, root, target_dir};
 
-/// The bench, and the feature it needs. Its sources are in benches/src/dpdk.
+/// The benchmark against DPDK, and the feature that it needs. Its sources are in benches/src/dpdk.
 pub(crate) const DPDK: &str = "dpdk";
 
-/// The bench of the library that libfabric loads.
+/// The benchmark of the libfabric provider.
 const PROVIDER: &str = "provider";
 
-/// The bench that boots a virtual machine, and what it runs there, which needs that feature too.
+/// The benchmark that boots a virtual machine, and its program in the guest, which needs that
+/// feature too.
 pub(crate) const VFIO: &str = "vfio";
 pub(crate) const VFIO_GUEST: &str = "vfio-guest";
 
@@ -50,7 +51,7 @@ pub(crate) struct BenchArgs {
 /// Builds and runs the benches.
 ///
 /// # Errors
-/// No such bench, or it does not build.
+/// The benchmark does not exist, or it does not build.
 pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode, String> {
     let mut all = names()?;
     let has_dpdk = Path::new(DPDK_HEADER.program).exists();
@@ -64,10 +65,10 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode, String> {
     };
     let (with_dpdk, plain): (Vec<_>, Vec<_>) = chosen.iter().partition(|name| *name == DPDK);
     if !plain.is_empty() {
-        // Of all benches only the one that is named: each takes as long as the rest of the build.
+        // Builds only the named benchmark: each takes as long as the rest of the build.
         let mut what = args.name.as_deref().map_or(vec!["--bins"], |name| vec!["--bin", name]);
         if plain.iter().any(|name| *name == PROVIDER) {
-            // Its bench loads it, which Cargo does not know.
+            // The benchmark loads the library at run time, a dependency that Cargo does not know.
             what.extend(["--package", "barewire-provider", "--lib"]);
         }
         build(&what)?;
@@ -123,10 +124,10 @@ fn build(what: &[&str]) -> Result<(), String> {
     if built.success() { Ok(()) } else { Err("the benches do not build".to_owned()) }
 }
 
-/// The benches that need no feature, sorted by name.
+/// The benchmarks that need no feature, sorted by name.
 ///
 /// # Errors
-/// `benches/src/bin` cannot be read. That it is missing means there are none.
+/// `benches/src/bin` cannot be read. A missing folder means that there are none.
 pub(crate) fn names() -> Result<Vec<String>, String> {
     let dir = root().join("benches/src/bin");
     if !dir.is_dir() {
@@ -143,11 +144,11 @@ pub(crate) fn names() -> Result<Vec<String>, String> {
     Ok(names)
 }
 
-/// Checks that every line that a bench printed under `--json` is an object with the fields that
-/// every line has, and that there is one.
+/// Checks that a benchmark printed at least one line under `--json`, and that every line is an
+/// object with the mandatory fields.
 ///
 /// # Errors
-/// Says which line is wrong and why.
+/// The first invalid line and the reason.
 pub(crate) fn check_json(output: &str) -> Result<(), String> {
     let mut count = 0;
     for line in output.lines().filter(|line| !line.trim().is_empty()) {

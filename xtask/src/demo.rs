@@ -1,16 +1,16 @@
-//! `cargo xtask demo`: two processes exchange messages over shared memory and work on each other's
-//! memory, and tables say how.
+//! `cargo xtask demo`: two processes exchange messages over shared memory and access each other's
+//! memory; prints the results as tables.
 
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Instant;
 
 use crate::{cargo, root, target_dir};
 
-/// Builds `barewire` in release, runs a ping-pong, a verified stream, and each operation on remote
-/// memory, each between two processes that the command starts itself.
+/// Builds `barewire` in release, and runs a ping-pong, a verified stream, and each operation on
+/// remote memory, each between two processes that the command starts itself.
 ///
 /// # Errors
-/// It does not build, or a run failed; what failed has printed why.
+/// The command does not build, or a run failed; the run has printed the reason.
 pub(crate) fn run() -> Result<ExitCode, String> {
     println!("Building barewire (release). The first time takes a minute or two.");
     let started = Instant::now();

@@ -1,5 +1,5 @@
-//! `cargo xtask figures`: draws the plots in `docs/img` from the tables that the documents state,
-//! so that a plot and its table say the same.
+//! `cargo xtask figures`: draws the plots in `docs/img` from the tables in the documents, so that a
+//! plot and its table have the same values.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -9,7 +9,7 @@ use svg::node::element::{Circle, Line, Polyline, Rectangle, Text};
 
 use crate::root;
 
-/// Pixels. The plot stands between the margins.
+/// Size of a plot, pixels; the plane is inside the margins.
 const WIDTH: f64 = 860.0;
 const LEFT: f64 = 312.0;
 const RIGHT: f64 = 90.0;
@@ -17,7 +17,7 @@ const TOP: f64 = 76.0;
 const ROW: f64 = 20.0;
 const LINES_HEIGHT: f64 = 300.0;
 
-/// Colours that people who see red and green alike can tell apart (Okabe and Ito).
+/// Colours that are distinguishable with red-green colour blindness (Okabe and Ito).
 const COLOURS: [&str; 5] = ["#0072b2", "#e69f00", "#009e73", "#d55e00", "#8a5aa8"];
 const OTHERS: &str = "#9a9a9a";
 const INK: &str = "#202020";
@@ -25,14 +25,14 @@ const GRID: &str = "#d8d8d8";
 
 /// A plot of one table.
 struct Figure {
-    /// In `docs/img`, without `.svg`.
+    /// File name in `docs/img`, without `.svg`.
     file: &'static str,
     title: &'static str,
-    /// What is on the axis of values, with its unit.
+    /// Label of the value axis, with its unit.
     axis: &'static str,
-    /// The document, below the root.
+    /// Path of the document, from the root.
     page: &'static str,
-    /// How the table's first line starts.
+    /// Start of the table's first line.
     table: &'static str,
     /// The command that measures the figures.
     measured_by: &'static str,
@@ -40,24 +40,25 @@ struct Figure {
 }
 
 enum Kind {
-    /// A bar a row, blue where the row is bold: the column, and those of the least and the largest.
+    /// One bar per row, blue where the row is bold: the value column, and the columns of the
+    /// minimum and the maximum.
     Bars { column: usize, spread: Option<(usize, usize)>, spread_is: &'static str },
-    /// A bar a row for each column. Of a range, the least is solid and the rest is pale.
+    /// One bar per row and column. Of a range, the minimum is solid and the rest is pale.
     Groups { columns: &'static [(usize, &'static str)] },
-    /// A line for each column.
+    /// One line per column.
     Lines(Lines),
 }
 
-/// Lines over what the names of the rows end with, both axes logarithmic.
+/// Lines over a number at the end of the rows' names, both axes logarithmic.
 struct Lines {
-    /// How the names of the rows begin that are drawn.
+    /// Common start of the names of the drawn rows.
     rows: &'static str,
-    /// What the rest of their names is.
+    /// Axis label of the number in the rest of their names.
     across: &'static str,
     columns: &'static [(usize, &'static str)],
 }
 
-/// Of a table: the names of the rows and the text of all cells, the names among them.
+/// A table: its rows, each with the text of its cells, the name first.
 type Table = Vec<Vec<String>>;
 
 const FIGURES: &[Figure] = &[
@@ -182,7 +183,7 @@ fn table(page: &str, head: &str) -> Option<Table> {
     (!rows.is_empty()).then_some(rows)
 }
 
-/// The figures that a cell begins with: one, or the ends of a range (`6.9 to 9.6`).
+/// The values at the start of a cell: one value, or the ends of a range (`6.9 to 9.6`).
 fn range(cell: &str) -> Option<(f64, f64)> {
     let number = |text: &str| text.trim().replace(',', "").parse::<f64>().ok();
     let cell = cell.split('(').next()?.replace("**", "");
@@ -192,7 +193,7 @@ fn range(cell: &str) -> Option<(f64, f64)> {
     }
 }
 
-/// What a row is called in a plot: the case without its explanation.
+/// Label of a row: the case without its explanation.
 fn name(cell: &str) -> String {
     let case = cell.split("`:").next().unwrap_or_default();
     case.replace("**", "").replace('`', "")
@@ -212,7 +213,7 @@ fn bars(
     let bottom = TOP + ROW * table.len() as f64;
     let mut picture = frame(figure, bottom);
     picture = axis.horizontal(picture, bottom, figure.axis);
-    // Only a table that has rows of others makes a difference between them.
+    // Bold marks this project's rows only in a table that has other rows.
     let has_others = table.iter().any(|row| row[0].starts_with("**"));
     for (n, row) in table.iter().enumerate() {
         let (y, value_here) = (TOP + ROW * n as f64, value(row, column)?);
@@ -278,7 +279,7 @@ fn lines(figure: &Figure, table: &Table, kind: &Lines) -> Option<String> {
     let rows: Vec<_> =
         table.iter().filter_map(|row| Some((row[0].strip_prefix(kind.rows)?, row))).collect();
     let across: Vec<f64> = rows.iter().map(|(name, _)| length(name)).collect::<Option<_>>()?;
-    // A table that ends earlier in one column than in another has empty cells.
+    // Columns may have different lengths: the cells below the shorter ones are empty.
     let points = |column: usize| -> Option<Vec<(f64, f64)>> {
         let cells = rows.iter().zip(&across).map(|((_, row), at)| (*at, row.get(column)));
         let there = cells.filter(|(_, cell)| cell.is_some_and(|cell| !cell.is_empty()));
@@ -399,7 +400,8 @@ fn decades() -> impl Iterator<Item = f64> {
     (-2..9).flat_map(|power| [1.0, 2.0, 5.0].map(|digit| digit * 10f64.powi(power)))
 }
 
-/// White paper, which dark pages show as well, with the title and where the figures are from.
+/// A plot's frame: a white background, which dark pages show as well, the title and the source of
+/// the values.
 fn frame(figure: &Figure, bottom: f64) -> Document {
     let height = bottom + 66.0;
     let paper = Rectangle::new().set("width", WIDTH).set("height", height).set("fill", "#ffffff");
@@ -449,12 +451,12 @@ fn text(content: impl Into<String>, x: f64, y: f64, anchor: &str) -> Text {
     text.set("text-anchor", anchor).set("fill", INK)
 }
 
-/// A tenth of a pixel is enough, and the same on every machine.
+/// Rounds to a tenth of a pixel, so that every machine draws the same file.
 fn round(pixels: f64) -> f64 {
     (pixels * 10.0).round() / 10.0
 }
 
-/// A figure with commas between thousands.
+/// A value with thousands separators.
 fn plain(value: f64) -> String {
     if value < 1000.0 {
         return format!("{}", (value * 100.0).round() / 100.0);

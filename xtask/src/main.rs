@@ -1,8 +1,8 @@
 //! The commands of the workspace: `cargo xtask test`, `demo`, `bench`, `figures`, `dist`, `mpi`,
 //! `mutants` and `vm`.
 //!
-//! Needs nothing but Rust. Everything it runs is started without standard input, so that nothing
-//! can wait for an answer.
+//! Needs Rust only. Everything is started without standard input, so that nothing can wait for an
+//! answer.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 mod bench;
-// Hosts of network namespaces, which the tests have as well and use more of.
+// Network namespaces as hosts, shared with the tests.
 #[allow(dead_code, unreachable_pub)]
 #[path = "../../tests/src/cluster.rs"]
 mod cluster;
@@ -22,7 +22,7 @@ mod mutants;
 #[allow(dead_code, unreachable_pub)]
 #[path = "../../tests/src/nodes.rs"]
 mod nodes;
-// The component of Open MPI, which the tests build as well.
+// The build of the Open MPI component, shared with the tests.
 #[allow(unreachable_pub)]
 #[path = "../../tests/src/mpi_coll.rs"]
 mod mpi_coll;
@@ -78,15 +78,15 @@ fn main() -> ExitCode {
     })
 }
 
-/// The folder that holds the workspace's `Cargo.toml`.
+/// The folder of the workspace's `Cargo.toml`.
 fn root() -> PathBuf {
-    // Taken at run time where cargo gives it, so that a moved checkout still works.
+    // Read at run time where cargo sets it, so that a moved checkout still works.
     let manifest = std::env::var_os("CARGO_MANIFEST_DIR")
         .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
     manifest.parent().map_or_else(|| manifest.clone(), Path::to_path_buf)
 }
 
-/// Where cargo puts what it builds.
+/// Cargo's build folder.
 fn target_dir() -> PathBuf {
     match std::env::var_os("CARGO_TARGET_DIR") {
         Some(dir) => root().join(dir),
@@ -94,7 +94,8 @@ fn target_dir() -> PathBuf {
     }
 }
 
-/// The cargo that runs us, so that `cargo +toolchain xtask` means one toolchain throughout.
+/// The cargo that runs this program, so that `cargo +toolchain xtask` uses one toolchain
+/// throughout.
 fn cargo() -> PathBuf {
     std::env::var_os("CARGO").map_or_else(|| PathBuf::from("cargo"), PathBuf::from)
 }

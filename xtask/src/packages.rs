@@ -1,65 +1,64 @@
-//! The programs of other people that some tests call, and how they get here.
+//! External programs that tests call, and their installation.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// A program that a test wants to call, or a file that it wants to read, and the Debian package
-/// that has it.
+/// A program that a test calls, or a file that it reads, and the Debian package that contains it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tool {
-    /// Found in `PATH`; a file if it starts with `/`.
+    /// A program in `PATH`, or a file if it starts with `/`.
     pub(crate) program: &'static str,
     pub(crate) package: &'static str,
 }
 
-/// Decodes what `barewire capture` wrote.
+/// Decodes captures of `barewire capture`.
 pub(crate) const TSHARK: Tool = Tool { program: "tshark", package: "tshark" };
 /// Counts instructions.
 pub(crate) const VALGRIND: Tool = Tool { program: "valgrind", package: "valgrind" };
 /// Counts system calls.
 pub(crate) const STRACE: Tool = Tool { program: "strace", package: "strace" };
-/// Compiles what our arithmetic is compared with.
+/// Compiles the reference of the atomics' arithmetic.
 pub(crate) const CC: Tool = Tool { program: "cc", package: "gcc" };
 /// The numbers of libfabric's error codes.
 pub(crate) const LIBFABRIC: Tool =
     Tool { program: "/usr/include/rdma/fi_errno.h", package: "libfabric-dev" };
-/// Makes the wires between network namespaces.
+/// Creates the links between network namespaces.
 pub(crate) const IP: Tool = Tool { program: "ip", package: "iproute2" };
-/// Lets the kernel lose frames.
+/// Makes the kernel drop frames.
 pub(crate) const NFT: Tool = Tool { program: "nft", package: "nftables" };
 /// DPDK and its headers.
 pub(crate) const DPDK: Tool =
     Tool { program: "/usr/include/dpdk/rte_eal.h", package: "libdpdk-dev" };
-/// Reads DPDK's headers for the bindings. A package without a file that always has the same name.
+/// Parses DPDK's headers for the bindings. (The libclang package has no file with a fixed name.)
 pub(crate) const LIBCLANG: Tool =
     Tool { program: "/var/lib/dpkg/info/libclang-dev.list", package: "libclang-dev" };
-/// Says how to compile and link with DPDK.
+/// Prints the compiler and linker flags for DPDK.
 pub(crate) const PKG_CONFIG: Tool = Tool { program: "pkg-config", package: "pkg-config" };
-/// Sends frames back with DPDK's drivers.
+/// Echoes frames with DPDK's drivers.
 pub(crate) const TESTPMD: Tool = Tool { program: "dpdk-testpmd", package: "dpdk-dev" };
 /// libfabric's own programs.
 pub(crate) const FI_INFO: Tool = Tool { program: "fi_info", package: "libfabric-bin" };
-/// An MPI that can use libfabric, and what its programs are compiled with.
+/// An MPI that can use libfabric, and its compiler wrapper.
 pub(crate) const MPIRUN: Tool = Tool { program: "mpirun", package: "openmpi-bin" };
 /// See [`MPIRUN`].
 pub(crate) const MPICC: Tool = Tool { program: "mpicc", package: "libopenmpi-dev" };
-/// Makes environments for the packages of Python's index.
+/// Creates environments for Python packages.
 pub(crate) const VENV: Tool =
     Tool { program: "/var/lib/dpkg/info/python3-venv.list", package: "python3-venv" };
-/// Finds out which versions of libraries a package for Debian needs.
+/// Finds the library versions that a Debian package needs.
 pub(crate) const SHLIBDEPS: Tool = Tool { program: "dpkg-shlibdeps", package: "dpkg-dev" };
-/// Makes a package for RPM, and the programs beside it install one.
+/// Makes RPM packages; its package also contains the program that installs them.
 pub(crate) const RPMBUILD: Tool = Tool { program: "rpmbuild", package: "rpm" };
 /// Reads the symbols of programs.
 pub(crate) const BINUTILS: Tool = Tool { program: "objdump", package: "binutils" };
 /// Unpacks the modules of a kernel.
 pub(crate) const XZ: Tool = Tool { program: "xz", package: "xz-utils" };
-/// Reads the shell scripts.
+/// Lints the shell scripts.
 pub(crate) const SHELLCHECK: Tool = Tool { program: "shellcheck", package: "shellcheck" };
 
-/// Installs what is missing of `tools` if we are root, or says what is missing.
+/// Installs the missing ones of `tools` if this process is root, or prints what is missing.
 ///
-/// Never fails: what is not there afterwards shows up as a skipped test.
+/// Never fails: a test whose tools are missing is skipped.
 pub(crate) fn provide(tools: &[Tool]) {
     let mut missing: Vec<Tool> = Vec::new();
     for tool in tools {
@@ -91,14 +90,14 @@ pub(crate) fn provide(tools: &[Tool]) {
     }
 }
 
-/// Puts two MPIs that bring a newer libfabric along where the tests look for them: Python
-/// environments in `target/mpi`, with `mpi4py`.
+/// Installs two MPIs with a newer libfabric for the tests: Python environments in `target/mpi`,
+/// with `mpi4py`.
 ///
-/// Never fails: what is not there afterwards shows up as a skipped test.
+/// Never fails: a test whose MPI is missing is skipped.
 pub(crate) fn provide_mpi(target: &Path) {
     for name in ["mpich", "openmpi"] {
         let dir = target.join("mpi").join(name);
-        // The last thing to be installed.
+        // Created at the end of the installation.
         if dir.join("barewire.done").exists() {
             continue;
         }
@@ -119,7 +118,7 @@ pub(crate) fn provide_mpi(target: &Path) {
     provide_mpi4py(&target.join("mpi"));
 }
 
-/// Puts the sources of the `mpi4py` that is installed, which have its test suite, into
+/// Unpacks the sources of the installed `mpi4py`, which contain its test suite, to
 /// `target/mpi/mpi4py`. Never fails, as [`provide_mpi`].
 fn provide_mpi4py(mpi: &Path) {
     let (python, to) = (mpi.join("openmpi/bin/python"), mpi.join("mpi4py"));
@@ -159,7 +158,7 @@ pub(crate) fn is_executable(file: &Path) -> bool {
     file.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
 }
 
-/// Runs apt-get so that it asks nothing, and shows what it said only if it failed.
+/// Runs apt-get non-interactively, and prints its output only if it failed.
 fn apt(args: &[&str]) -> bool {
     let output = Command::new("apt-get")
         .args(["-o", "DPkg::Lock::Timeout=60", "-o", "Acquire::Retries=2"])
