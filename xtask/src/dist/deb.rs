@@ -1,4 +1,4 @@
-//! A package for Debian, with the library where Debian's libfabric looks for providers.
+//! Packages for Debian, with the provider where Debian's libfabric looks for providers.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,10 +6,10 @@ use std::process::Command;
 use super::tree::{self, Layout};
 use super::{Built, DESCRIPTION, HOMEPAGE, SUMMARY, VERSION, dist_dir, say};
 
-/// Makes the package, and says which of its files are programs.
+/// Makes the package, and returns it with its programs.
 ///
 /// # Errors
-/// There is no dpkg here, or it refuses.
+/// dpkg is not installed, or it fails.
 pub(super) fn pack(built: &Built) -> Result<(PathBuf, Vec<PathBuf>), String> {
     let arch = say(Command::new("dpkg").arg("--print-architecture"))
         .map_err(|why| format!("{why}; such a package can be made on Debian only"))?;
@@ -26,11 +26,11 @@ pub(super) fn pack(built: &Built) -> Result<(PathBuf, Vec<PathBuf>), String> {
     Ok((file, programs))
 }
 
-/// What dpkg-shlibdeps wants to find; it takes nothing from it.
+/// The control file that dpkg-shlibdeps requires; its content is not used.
 const SOURCE: &str = "Source: barewire\n\nPackage: barewire\nArchitecture: any\n";
 
-/// The packages with the libraries that programs need, with versions: dpkg reads them out of the
-/// symbols. The component of Open MPI is not asked: who uses it has what it needs.
+/// The packages that contain the programs' libraries, with versions, from the symbols
+/// (dpkg-shlibdeps). The component of Open MPI is left out: its users have its dependencies.
 fn libraries(tree: &Path, programs: &[PathBuf]) -> Result<String, String> {
     let dir = tree.with_extension("source");
     tree::write(&dir.join("debian/control"), SOURCE.as_bytes())?;
@@ -42,7 +42,7 @@ fn libraries(tree: &Path, programs: &[PathBuf]) -> Result<String, String> {
 
 fn control(built: &Built, arch: &str, depends: &str) -> String {
     let name = built.name();
-    // Rings of packet buffers are a plugin of DPDK, and so is each of its drivers.
+    // The ring mempool of DPDK is a plugin, and so is each of its drivers.
     let dpdk = if built.dpdk {
         "Recommends: libfabric1, libfabric-bin, librte-meta-mempool, librte-meta-bus, \
          librte-meta-net\nProvides: barewire\nConflicts: barewire\nReplaces: barewire\n"

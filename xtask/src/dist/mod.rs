@@ -35,7 +35,7 @@ pub(crate) struct DistArgs {
     dpdk: bool,
 }
 
-/// A form of package.
+/// A package format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Format {
     /// For dpkg and apt.
@@ -47,10 +47,10 @@ pub(crate) enum Format {
 }
 
 impl Format {
-    /// In the order in which they are made.
+    /// In build order.
     pub(crate) const ALL: [Self; 3] = [Self::Deb, Self::Rpm, Self::Tar];
 
-    /// What makes it.
+    /// The tool that builds the format.
     pub(crate) fn tool(self) -> Tool {
         match self {
             Self::Deb => packages::SHLIBDEPS,
@@ -60,24 +60,24 @@ impl Format {
     }
 }
 
-/// What was built, to be packed.
+/// The built programs and libraries.
 pub(crate) struct Built {
-    /// Where cargo put it.
+    /// Cargo's output folder.
     dir: PathBuf,
     dpdk: bool,
 }
 
 impl Built {
-    /// The package's name.
+    /// Name of the package.
     fn name(&self) -> &'static str {
         if self.dpdk { "barewire-dpdk" } else { "barewire" }
     }
 }
 
-/// Builds the packages and says where they lie.
+/// Builds the packages and prints their paths.
 ///
 /// # Errors
-/// Something does not build, or what makes a package is not here.
+/// A build fails, or the tool of a format is missing.
 pub(crate) fn run(args: &DistArgs) -> Result<ExitCode, String> {
     let formats = if args.formats.is_empty() { &Format::ALL[..] } else { &args.formats };
     packages::provide(&formats.iter().map(|format| format.tool()).collect::<Vec<_>>());
@@ -89,11 +89,11 @@ pub(crate) fn run(args: &DistArgs) -> Result<ExitCode, String> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Builds what goes into the packages: in release, or as the suites build it, so that nothing is
+/// Builds the content of the packages: in release, or like the test suites, so that nothing is
 /// compiled twice.
 ///
 /// # Errors
-/// It does not build.
+/// The build fails.
 pub(crate) fn build(debug: bool, dpdk: bool) -> Result<Built, String> {
     let mut cargo = Command::new(cargo());
     cargo.args(["build", "--quiet", "--lib"]).current_dir(root());
@@ -110,10 +110,10 @@ pub(crate) fn build(debug: bool, dpdk: bool) -> Result<Built, String> {
     Ok(Built { dir: target_dir().join(if debug { "debug" } else { "release" }), dpdk })
 }
 
-/// Packs what was built, and says where the package lies and which glibc it needs.
+/// Makes a package; returns its path and the version of glibc that it needs.
 ///
 /// # Errors
-/// What makes it is not here, or refuses.
+/// The tool is missing, or fails.
 pub(crate) fn pack(built: &Built, format: Format) -> Result<(PathBuf, String), String> {
     let (file, programs) = match format {
         Format::Deb => deb::pack(built)?,
@@ -125,15 +125,15 @@ pub(crate) fn pack(built: &Built, format: Format) -> Result<(PathBuf, String), S
     Ok((file, format!("{}.{}", most.0, most.1)))
 }
 
-/// Where packages are made.
+/// Folder of the packages.
 fn dist_dir() -> PathBuf {
     target_dir().join("dist")
 }
 
-/// The version of the workspace, which every package has.
+/// Version of the workspace and of every package.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// What stands in every package.
+/// Homepage field of every package.
 const HOMEPAGE: &str = env!("CARGO_PKG_REPOSITORY");
 const SUMMARY: &str = "fabric over plain Ethernet, with a provider for libfabric";
 const DESCRIPTION: [&str; 2] = [
@@ -141,7 +141,7 @@ const DESCRIPTION: [&str; 2] = [
     "other's memory over plain Ethernet frames: FI_PROVIDER=barewire.",
 ];
 
-/// The latest version of glibc that a program's symbols ask for.
+/// The latest glibc version among a program's symbols.
 fn glibc_of(program: &Path) -> Result<(u32, u32), String> {
     let symbols = say(Command::new("objdump").arg("-T").arg(program))?;
     Ok(latest_glibc(&symbols))
@@ -157,7 +157,7 @@ fn latest_glibc(symbols: &str) -> (u32, u32) {
     versions.max().unwrap_or_default()
 }
 
-/// Runs a program and returns what it said on its standard output.
+/// Runs a program and returns its standard output.
 fn say(command: &mut Command) -> Result<String, String> {
     let name = command.get_program().display().to_string();
     let ran = command.stdin(Stdio::null()).output().map_err(|why| format!("{name}: {why}"))?;

@@ -1,4 +1,4 @@
-//! A package for RPM, with the library where the libfabric of Fedora and RHEL looks for providers.
+//! Packages for RPM, with the provider where the libfabric of Fedora and RHEL looks for providers.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,10 +6,10 @@ use std::process::Command;
 use super::tree::{self, COMPONENT_DIR, Layout};
 use super::{Built, DESCRIPTION, HOMEPAGE, SUMMARY, VERSION, dist_dir, say};
 
-/// Makes the package, and says which of its files are programs.
+/// Makes the package, and returns it with its programs.
 ///
 /// # Errors
-/// There is no rpmbuild here, or it refuses.
+/// rpmbuild is not installed, or it fails.
 pub(super) fn pack(built: &Built) -> Result<(PathBuf, Vec<PathBuf>), String> {
     let arch = std::env::consts::ARCH;
     let top = dist_dir().join(format!("{}-rpm", built.name()));
@@ -29,8 +29,8 @@ pub(super) fn pack(built: &Built) -> Result<(PathBuf, Vec<PathBuf>), String> {
     Ok((dist_dir().join(name), programs))
 }
 
-/// What rpmbuild reads. It finds out by itself which versions of libraries the programs need; the
-/// component of Open MPI is not asked: who uses it has what it needs.
+/// The spec file. rpmbuild finds the library versions that the programs need; the component of Open
+/// MPI is left out: its users have its dependencies.
 fn describe(built: &Built, tree: &Path) -> Result<String, String> {
     let name = built.name();
     let dpdk = if built.dpdk { "Provides: barewire\nConflicts: barewire\n" } else { "" };

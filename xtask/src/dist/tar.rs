@@ -1,4 +1,4 @@
-//! A tarball for machines without a package manager of ours: to be unpacked in `/usr/local`, or
+//! A tarball for machines without a supported package manager, to be unpacked in `/usr/local` or
 //! anywhere.
 
 use std::path::PathBuf;
@@ -7,10 +7,10 @@ use std::process::Command;
 use super::tree::{self, Layout};
 use super::{Built, VERSION, dist_dir, say};
 
-/// Makes the tarball, and says which of its files are programs.
+/// Makes the tarball, and returns it with its programs.
 ///
 /// # Errors
-/// There is no tar here, or it refuses.
+/// tar is not installed, or it fails.
 pub(super) fn pack(built: &Built) -> Result<(PathBuf, Vec<PathBuf>), String> {
     let top = format!("{}-{VERSION}-{}-linux-gnu", built.name(), std::env::consts::ARCH);
     let tree = dist_dir().join("tar").join(&top);

@@ -1,6 +1,6 @@
-//! What every package holds: the library that libfabric loads, the command, the script that
-//! prepares a machine, man pages, documents, units of systemd, the dissector, the dashboard, and
-//! the component of Open MPI and the sources of the library for other MPIs.
+//! The file tree of every package: the provider, the command, the machine setup script, man pages,
+//! documents, systemd units, the Wireshark dissector, the dashboard, the component of Open MPI and
+//! the sources of the library for other MPIs.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -9,26 +9,26 @@ use std::process::Command;
 use super::say;
 use crate::{cargo, mpi_coll, root};
 
-/// Where the parts go, below the root of what is laid out.
+/// Install folders, relative to the tree's root.
 pub(super) struct Layout {
-    /// Programs, documents, data: `usr`, or nothing.
+    /// Prefix of programs, documents and data: `usr`, or empty.
     pub(super) prefix: &'static str,
-    /// Libraries, libfabric's providers among them.
+    /// Folder of libraries, libfabric's providers among them.
     pub(super) lib: String,
-    /// Where the command will lie, which the units call.
+    /// Installed folder of the command, for the systemd units.
     pub(super) bin: &'static str,
 }
 
-/// The component of Open MPI, below [`Layout::lib`].
+/// Folder of the Open MPI component, below [`Layout::lib`].
 pub(super) const COMPONENT_DIR: &str = "barewire/openmpi4";
 
-/// Lays out in `tree` what a package installs, of what was `built`, and says which files are
-/// programs or libraries that need nothing but libc, and DPDK where they were built with it.
+/// Lays out the installed files of a package in `tree`, from the `built` ones. Returns the programs
+/// and libraries that need libc only (and DPDK, if built with it).
 ///
 /// # Errors
 /// A file cannot be read or written.
 pub(super) fn fill(tree: &Path, built: &Path, layout: &Layout) -> Result<Vec<PathBuf>, String> {
-    // That of the last package; that there is none is fine.
+    // The tree of the last package; it may not exist.
     let _ = std::fs::remove_dir_all(tree);
     let (usr, lib) = (tree.join(layout.prefix), tree.join(&layout.lib));
     let (library, command) = (lib.join("libfabric/libbarewire-fi.so"), usr.join("bin/barewire"));
@@ -41,14 +41,14 @@ pub(super) fn fill(tree: &Path, built: &Path, layout: &Layout) -> Result<Vec<Pat
             set_mode(&component, 0o644)?;
             stripped.push(component);
         }
-        // Without Open MPI's headers the package has all else.
+        // Without Open MPI's headers the package lacks the component only.
         Err(why) => eprintln!("SKIPPED: the component of Open MPI: {why}"),
     }
     for name in mpi_coll::LIBRARY_SOURCES {
         copy(&root().join("mpi").join(name), &usr.join("share/barewire/mpi").join(name), 0o644)?;
     }
     for file in &stripped {
-        // Without symbols it is a tenth as long; that strip is missing is no reason to fail.
+        // Symbols are nine tenths of the size; a missing strip is no error.
         let _ = say(Command::new("strip").arg("--strip-unneeded").arg(file));
     }
     let dissector = root().join("docs/barewire.lua");
@@ -68,7 +68,7 @@ pub(super) fn fill(tree: &Path, built: &Path, layout: &Layout) -> Result<Vec<Pat
     Ok(programs)
 }
 
-/// The man pages that are files, and that of the command.
+/// Installs the man pages in the sources, and generates that of the command.
 fn man_pages(man: &Path, built: &Path) -> Result<(), String> {
     let mut pages = vec![man.join("man1/barewire.1")];
     write(&pages[0], page(&built.join("barewire"))?.as_bytes())?;
@@ -84,7 +84,7 @@ fn man_pages(man: &Path, built: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// A line for each crate of others that is linked in: name, version, license.
+/// One line for each linked third-party crate: name, version, license.
 fn crates() -> Result<String, String> {
     let mut tree = Command::new(cargo());
     tree.args(["tree", "--package=barewire-cli", "--package=barewire-provider", "--edges=normal"])
@@ -95,19 +95,19 @@ fn crates() -> Result<String, String> {
         return Err(format!("cargo tree: {}", String::from_utf8_lossy(&told.stderr)));
     }
     let told = String::from_utf8_lossy(&told.stdout);
-    // Ours have a path behind the version. Macros of procedures are part of no program.
+    // Crates of the workspace have a path behind the version. Proc macros are not linked in.
     let others = |line: &&str| !line.contains("(/") && !line.contains("(proc-macro)");
     let lines = told.lines().map(|line| line.trim_end_matches(" (*)")).filter(others);
     let lines: BTreeSet<&str> = lines.filter(|line| !line.is_empty()).collect();
     Ok(lines.iter().map(|line| format!("{line}\n")).collect())
 }
 
-/// What of the sources' root the documents link.
+/// Files of the sources' root that the documents link.
 const LINKED: [&str; 6] =
     ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "ARCHITECTURE.md", LICENSES[0], LICENSES[1]];
 const LICENSES: [&str; 2] = ["LICENSE-MIT", "LICENSE-APACHE"];
 
-/// The README with the pages that it links, the changes and the licenses.
+/// Installs the README, the pages that it links, the changes and the licenses.
 fn documents(doc: &Path) -> Result<(), String> {
     let licenses = LICENSES.map(|name| root().join(name));
     let mut copyright =
@@ -143,13 +143,13 @@ fn files_in(dir: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(files)
 }
 
-/// The man page of the command: what `--help` says, of it and of what it can do.
+/// The man page of the command, from `--help` of it and of its subcommands.
 fn page(command: &Path) -> Result<String, String> {
     let help = say(Command::new(command).arg("--help"))?;
     let commands = help.lines().skip_while(|line| *line != "Commands:").skip(1);
     let commands: Vec<&str> = commands
         .take_while(|line| line.starts_with("  "))
-        // A line of its own begins with two spaces; a longer indent goes on with the last.
+        // An item begins with two spaces; a longer indent continues the previous item.
         .filter(|line| !line.starts_with("   "))
         .filter_map(|line| line.split_whitespace().next())
         .filter(|name| *name != "help")
@@ -167,12 +167,12 @@ fn page(command: &Path) -> Result<String, String> {
     Ok(text)
 }
 
-/// Appends text that stays as it is.
+/// Appends preformatted text.
 fn section(page: &mut String, title: &str, text: &str) {
     page.push_str(&format!(".SH {title}\n.nf\n"));
     for line in text.lines() {
         let line = line.replace('\\', "\\\\").replace('-', "\\-");
-        // A line that begins with one of these would be a command.
+        // A line that begins with one of these characters would be a roff request.
         let guard = if line.starts_with(['.', '\'']) { "\\&" } else { "" };
         page.push_str(&format!("{guard}{line}\n"));
     }
@@ -191,7 +191,8 @@ fn set_mode(to: &Path, mode: u32) -> Result<(), String> {
         .map_err(|why| format!("{}: {why}", to.display()))
 }
 
-/// Writes a file that everybody may read, in folders of that kind, whatever the umask here is.
+/// Writes a file that everybody can read, in folders that everybody can read, regardless of the
+/// umask.
 pub(super) fn write(to: &Path, bytes: &[u8]) -> Result<(), String> {
     let folder = to.parent().unwrap_or(to);
     let missing: Vec<&Path> = folder.ancestors().take_while(|dir| !dir.exists()).collect();
