@@ -1,5 +1,5 @@
-//! `cargo xtask mpi`: the command line that brings an MPI or SHMEM program onto barewire, on one
-//! host or several, said and run.
+//! `cargo xtask mpi`: prints and runs the command line that starts an MPI or SHMEM program over
+//! barewire, on one host or several.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -78,7 +78,7 @@ pub(crate) struct MpiArgs {
 /// Builds the provider and runs the program over it; the exit code is the launcher's.
 ///
 /// # Errors
-/// What is missing, with the command that mends it.
+/// The missing piece, with the command that installs it.
 pub(crate) fn run(args: &MpiArgs) -> Result<ExitCode, String> {
     let (port, spread) = (port(args)?, spread(args)?);
     let library = target_dir().join("release");
@@ -118,12 +118,12 @@ pub(crate) fn run(args: &MpiArgs) -> Result<ExitCode, String> {
     }
     let dir = target_dir().join("xtask").join(format!("mpi-{}", std::process::id()));
     let ended = on_namespaces(&mut job, nodes.into(), args.switch, &dir);
-    // Of no use any more.
+    // The files of the job are no longer needed.
     let _ = std::fs::remove_dir_all(dir);
     ended
 }
 
-/// Builds what has barewire's collectives, below `library`.
+/// Builds the collectives module for `mpi`, below `library`.
 fn coll(mpi: Mpi, library: &Path) -> Result<Coll, String> {
     let sources = root().join("mpi");
     let dir = match mpi {
@@ -141,7 +141,7 @@ fn coll(mpi: Mpi, library: &Path) -> Result<Coll, String> {
     mpi_coll::library("mpicc", &sources, &library.join(dir)).map(Coll::Library)
 }
 
-/// The port that was asked for, or the one that needs no setting.
+/// The requested port, or the default one.
 fn port(args: &MpiArgs) -> Result<String, String> {
     let several = args.nodes.is_some() || args.hosts.is_some();
     let port = match &args.port {
@@ -193,7 +193,7 @@ fn build(package: &str) -> Result<(), String> {
     if built.success() { Ok(()) } else { Err(format!("{package} does not build")) }
 }
 
-/// Runs the words of a line that `command` begins.
+/// Runs `command` with the words of the line.
 fn start(mut command: Command, line: &Line) -> Result<ExitCode, String> {
     command.args(&line.words[1..]).envs(line.env.iter().cloned());
     let status = command.status().map_err(|why| format!("{}: {why}", line.words[0]))?;
@@ -201,7 +201,7 @@ fn start(mut command: Command, line: &Line) -> Result<ExitCode, String> {
     Ok(ExitCode::from(code))
 }
 
-/// Makes the hosts, runs the job on them, and says what it is there.
+/// Creates the namespaces, runs the job on them, and prints the command line.
 fn on_namespaces(
     job: &mut Job<'_>,
     nodes: usize,
@@ -214,7 +214,7 @@ fn on_namespaces(
         spread.file = cluster.hosts_file("")?;
     }
     job.agent = Some(cluster.agent());
-    // In a user namespace everybody is.
+    // Every process is root in a user namespace.
     job.is_root = true;
     let mut switches = Vec::new();
     for node in 0..if switch { nodes } else { 0 } {
@@ -225,11 +225,11 @@ fn on_namespaces(
     start(cluster.on_head(&line.words[0]), &line)
 }
 
-/// A switch that ends with the value.
+/// A switch process, killed on drop.
 struct Switch(Child);
 
 impl Switch {
-    /// Starts it; returns when it owns the device.
+    /// Starts the switch; returns once it owns the device.
     fn start(cluster: &Cluster, node: usize, port: &str) -> Result<Self, String> {
         let mut command = cluster.command(node, target_dir().join("release/barewire"));
         command.args(["switch", "--port", port]).stdin(Stdio::null()).stdout(Stdio::null());
@@ -246,7 +246,7 @@ impl Switch {
 
 impl Drop for Switch {
     fn drop(&mut self) {
-        // It may have ended, which is as good.
+        // It may have ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -1,10 +1,10 @@
-//! The command line that starts an MPI or SHMEM program over barewire.
+//! Command lines that start an MPI or SHMEM program over barewire.
 
 use std::path::{Path, PathBuf};
 
 use crate::mpi_coll::PATH_SETTING;
 
-/// What launches.
+/// An MPI or SHMEM implementation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 pub(crate) enum Mpi {
     /// Open MPI 4.1.
@@ -18,7 +18,7 @@ pub(crate) enum Mpi {
 }
 
 impl Mpi {
-    /// The program that starts ranks.
+    /// Its launcher program.
     pub(crate) fn launcher(self) -> &'static str {
         match self {
             Self::Openmpi | Self::Openmpi5 => "mpirun",
@@ -27,7 +27,7 @@ impl Mpi {
         }
     }
 
-    /// How it is had.
+    /// How to install it.
     pub(crate) fn mend(self) -> &'static str {
         match self {
             Self::Openmpi => "sudo apt-get install openmpi-bin libopenmpi-dev",
@@ -43,10 +43,11 @@ impl Mpi {
         }
     }
 
-    /// Settings of Open MPI: what matches messages is ours, and nothing goes by its own memory.
+    /// MCA parameters of Open MPI: messages go through libfabric, and nothing goes through Open
+    /// MPI's own transports.
     fn mca(self) -> &'static [(&'static str, &'static str)] {
         match self {
-            // One-sided calls go over messages.
+            // One-sided calls are layered on messages.
             Self::Openmpi => &[
                 ("pml", "cm"),
                 ("mtl", "ofi"),
@@ -69,7 +70,8 @@ impl Mpi {
         matches!(self, Self::Openmpi | Self::Openmpi5)
     }
 
-    /// What has its library take barewire, besides what libfabric reads.
+    /// Environment that makes its libfabric transport use barewire, in addition to libfabric's own
+    /// variables.
     fn env(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Self::Openmpi | Self::Openmpi5 => &[],
@@ -79,48 +81,48 @@ impl Mpi {
     }
 }
 
-/// Several hosts with so many ranks each.
+/// Several hosts with the same number of ranks each.
 #[derive(Clone, Debug)]
 pub(crate) struct Spread {
-    /// Names them, one a line.
+    /// Hostfile, one host a line.
     pub(crate) file: PathBuf,
     pub(crate) host_count: usize,
     pub(crate) per_node: usize,
 }
 
-/// What puts barewire's collectives under the MPI.
+/// How barewire's collectives are inserted into the MPI.
 pub(crate) enum Coll {
     /// A component of Open MPI 4.1: the value of [`PATH_SETTING`].
     Components(String),
-    /// The library for any MPI.
+    /// The interposing library, for any MPI.
     Library(PathBuf),
 }
 
-/// What is started how.
+/// A job: what to start, and how.
 pub(crate) struct Job<'a> {
     pub(crate) mpi: Mpi,
     pub(crate) ranks: usize,
-    /// `None`: on this machine.
+    /// Hosts; `None` for this machine.
     pub(crate) spread: Option<Spread>,
     pub(crate) port: &'a str,
-    /// Directory of the provider.
+    /// Folder of the provider.
     pub(crate) library: &'a Path,
     pub(crate) is_root: bool,
-    /// Stands in for ssh where hosts are namespaces of this machine.
+    /// Replacement for ssh where hosts are namespaces of this machine.
     pub(crate) agent: Option<PathBuf>,
-    /// What has barewire's collectives, if the job has them.
+    /// The collectives module, if the job uses it.
     pub(crate) coll: Option<Coll>,
     pub(crate) program: &'a [String],
 }
 
-/// An environment and a command.
+/// Environment and arguments of a command.
 pub(crate) struct Line {
     pub(crate) env: Vec<(String, String)>,
     pub(crate) words: Vec<String>,
 }
 
 impl Line {
-    /// As a shell reads it.
+    /// As a shell command line.
     pub(crate) fn shell(&self) -> String {
         let env = self.env.iter().map(|(name, value)| format!("{name}={}", quoted(value)));
         env.chain(self.words.iter().map(|word| quoted(word))).collect::<Vec<_>>().join(" ")
@@ -131,7 +133,7 @@ impl Line {
     }
 }
 
-/// A word in quotes if a shell would see more in it.
+/// A word, quoted if the shell would interpret it.
 fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:,=+@%".contains(c);
     if !word.is_empty() && word.chars().all(plain) {
@@ -161,7 +163,7 @@ impl Job<'_> {
         self.mpi.mca().iter().copied().chain(components)
     }
 
-    /// The library that ranks, and no launcher, load.
+    /// The library that ranks preload, and launchers do not.
     fn preload(&self) -> Option<String> {
         match &self.coll {
             Some(Coll::Library(library)) => Some(library.display().to_string()),
@@ -169,7 +171,7 @@ impl Job<'_> {
         }
     }
 
-    /// For the launcher that belongs to the MPI.
+    /// The command line of the MPI's own launcher.
     pub(crate) fn line(&self) -> Line {
         let mut line = Line { env: self.env(), words: Vec::new() };
         line.add(&[self.mpi.launcher(), "-n", &self.ranks.to_string()]);
@@ -184,7 +186,7 @@ impl Job<'_> {
         }
         if let Some(agent) = &self.agent {
             let agent = agent.display().to_string();
-            // Ranks of several namespaces would be bound to the same processors.
+            // Ranks of different namespaces would be bound to the same processors.
             match self.mpi {
                 Mpi::Openmpi => line.add(&["--bind-to", "none", "--mca", "plm_rsh_agent", &agent]),
                 Mpi::Openmpi5 => {
@@ -201,7 +203,7 @@ impl Job<'_> {
             for (name, value) in self.mca() {
                 line.add(&["--mca", name, value]);
             }
-            // More ranks than processors must not spin each other out.
+            // With more ranks than processors, ranks must not spin each other out.
             line.add(&["--mca", "mpi_yield_when_idle", "1"]);
             line.add(&["-x", "FI_PROVIDER", "-x", "FI_PROVIDER_PATH", "-x", "FI_BAREWIRE_PORT"]);
         }
@@ -216,13 +218,13 @@ impl Job<'_> {
         line
     }
 
-    /// For Slurm, which starts the ranks of a job itself.
+    /// The command line of Slurm, which starts the ranks of a job itself.
     pub(crate) fn srun(&self) -> Line {
         let mut line = Line { env: self.env(), words: Vec::new() };
         for (name, value) in self.mca() {
             line.env.push((format!("OMPI_MCA_{name}"), value.to_owned()));
         }
-        // What each of them speaks when it is not started by its own launcher.
+        // The process management interface of an MPI without its own launcher.
         let pmi = if self.mpi.is_open_mpi() { "--mpi=pmix" } else { "--mpi=pmi2" };
         let (hosts, per_node) =
             self.spread.as_ref().map_or((1, self.ranks), |s| (s.host_count, s.per_node));
