@@ -1,11 +1,11 @@
-//! `cargo xtask mutants`: how much of the protocol the tests really hold.
+//! `cargo xtask mutants`: mutation tests of the protocol.
 //!
-//! Changes the code at random places (a comparison turned round, a call left out, a function that
-//! returns at once) and sees whether a test fails: first the dataplane's own tests, then some seeds
-//! of the simulator's `sim_quick`, then conformance. What no test notices is printed, to be
+//! Mutates the code at random places (an inverted comparison, a removed call, a function that
+//! returns at once) and checks whether a test fails: first the dataplane's own tests, then some
+//! seeds of the simulator's `sim_quick`, then conformance. Mutants that survive are printed, to be
 //! explained or given a test.
 //!
-//! All changes are in one build of a copy of the project, each behind a switch (see [`changes`]).
+//! All mutants are in one build of a copy of the project, each behind a switch (see [`changes`]).
 
 mod changes;
 
@@ -23,23 +23,23 @@ use serde_json::Value;
 use self::changes::Change;
 use crate::{cargo, process, root, target_dir};
 
-/// The crate that is changed.
+/// The crate that is mutated.
 const CRATE: &str = "dataplane/src";
 
-/// Where changes are made, unless it is said.
+/// Files that are mutated by default.
 const FILES: [&str; 2] = ["dataplane/src/rel", "dataplane/src/node"];
 
-/// Share of the changes that the tests have to notice, percent.
+/// Share of the mutants that the tests have to detect, percent.
 const BAR: usize = 90;
 
-/// Suites that judge, in this order: each sees what those before it let pass, if any of its tests
-/// comes there.
+/// The test suites, in this order: each tests the mutants that survived the suites before it, if
+/// any of its tests reaches them.
 static STAGES: [Stage; 3] = [
     Stage {
         name: "unit",
         target: "barewire_dataplane",
         dir: "dataplane",
-        // They take long and reach none of `rel` and `node`.
+        // These tests take long and reach neither `rel` nor `node`.
         args: &["--skip=proto::coll", "--skip=ping::"],
         runs: 1,
         space: 16 << 30,
@@ -58,7 +58,7 @@ static STAGES: [Stage; 3] = [
         dir: "tests",
         args: &[],
         runs: 2,
-        // Domains with all the tables that they may ask for.
+        // Address space for domains with the largest tables.
         space: 64 << 30,
     },
 ];
@@ -92,10 +92,10 @@ pub(crate) struct MutantsArgs {
     file: Vec<String>,
 }
 
-/// Tries the mutants; succeeds if the tests noticed [`BAR`] percent of them.
+/// Tests the mutants; succeeds if the tests detected [`BAR`] percent of them.
 ///
 /// # Errors
-/// There is nothing to change, the project does not build, or the tests fail as they are.
+/// There is nothing to mutate, the project does not build, or the tests fail without mutants.
 pub(crate) fn run(args: &MutantsArgs) -> Result<ExitCode, String> {
     let files: Vec<&str> = match args.file.as_slice() {
         [] => FILES.to_vec(),
@@ -134,7 +134,8 @@ pub(crate) fn run(args: &MutantsArgs) -> Result<ExitCode, String> {
     Ok(if met { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Prints how many each stage noticed, and the mutants that none did. Returns their number.
+/// Prints how many mutants each suite detected, and the mutants that survived. Returns their
+/// number.
 fn report(names: &[String], journal: &Journal) -> usize {
     let by = |who: &str| names.iter().filter(|&name| journal.found[name].starts_with(who)).count();
     let mut left = names.len();
@@ -150,28 +151,28 @@ fn report(names: &[String], journal: &Journal) -> usize {
     left
 }
 
-/// Where the changed copy, its build and what was found lie.
+/// Folder of the mutated copy, its build and the journal.
 fn home() -> PathBuf {
     target_dir().join("mutants")
 }
 
-/// Files by their names from the project's root.
+/// Files by their paths from the project's root.
 type Files = BTreeMap<String, Vec<u8>>;
 
-/// The project as it is, without what git ignores.
+/// The project's files, without ignored ones.
 fn project() -> Result<Files, String> {
     let mut git = Command::new("git");
     git.args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]);
     let out = git.current_dir(root()).output().map_err(|why| format!("git: {why}"))?;
     let names = String::from_utf8_lossy(&out.stdout).into_owned();
     let names = names.split_terminator('\0');
-    // A file that is deleted and not yet committed as such is listed too.
+    // A file that is deleted without being staged is listed too.
     let read = |name: &str| Some((name.to_owned(), std::fs::read(root().join(name)).ok()?));
     Ok(names.filter_map(read).collect())
 }
 
-/// Makes `tree` hold `files`, with the modes that they have in the project, and leaves its build.
-/// What is there already keeps its time, so that it is not built again.
+/// Makes `tree` contain exactly `files`, with their modes in the project; its build stays.
+/// Unchanged files keep their times, so that they are not built again.
 fn lay_out(tree: &Path, files: &Files) -> Result<(), String> {
     let mut stale = vec![tree.to_owned()];
     while let Some(dir) = stale.pop() {
@@ -201,23 +202,23 @@ fn lay_out(tree: &Path, files: &Files) -> Result<(), String> {
     Ok(())
 }
 
-/// What was found so far: a line that says what was asked for, one with the seed, then a line
-/// `WHO: NAME` per mutant.
+/// The results so far: a line with the parameters of the run, one with the seed, then a line `WHO:
+/// NAME` per mutant.
 struct Journal {
     path: PathBuf,
     seed: u64,
-    /// By the mutant's name, who noticed it, or [`MISSED`] or [`UNREACHED`].
+    /// By the mutant's name, the test that detected it, or [`MISSED`] or [`UNREACHED`].
     found: BTreeMap<String, String>,
 }
 
-/// What is said of a mutant that no test notices.
+/// Result of a mutant that survived.
 const MISSED: &str = "not noticed";
 
-/// The same if no test comes to its place.
+/// Result of a mutant that no test reaches.
 const UNREACHED: &str = "no test comes there";
 
 impl Journal {
-    /// Goes on with the journal at `path` if it is of what is `asked` now, else begins it.
+    /// Resumes the journal at `path` if its parameters are `asked`, else starts a new one.
     fn open(path: &Path, asked: &str, seed: Option<u64>) -> Result<Journal, String> {
         let text = std::fs::read_to_string(path).unwrap_or_default();
         let mut lines = text.lines();
@@ -250,20 +251,20 @@ impl Journal {
         Ok(())
     }
 
-    /// The next run begins anew; what this one found can still be read.
+    /// Ends the journal: the next run starts a new one; this one stays readable.
     fn finish(self) -> Result<(), String> {
         std::fs::rename(&self.path, self.path.with_extension("last"))
             .map_err(|why| format!("{}: {why}", self.path.display()))
     }
 }
 
-/// Days since 1970: a draw of its own for each night.
+/// Days since 1970: a seed for each night.
 fn today() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     now.map_or(0, |since| since.as_secs() / 86_400)
 }
 
-/// The numbers below `count` in an order of `seed`.
+/// The numbers below `count`, shuffled by `seed`.
 fn shuffled(count: usize, seed: u64) -> Vec<usize> {
     let mut state = seed;
     let mut next = || {
@@ -281,18 +282,18 @@ fn shuffled(count: usize, seed: u64) -> Vec<usize> {
     all
 }
 
-/// A file and what can be changed in it.
+/// A source file and its possible mutations.
 struct Source {
-    /// From the project's root.
+    /// Path from the project's root.
     name: String,
     text: String,
     changes: Vec<Change>,
-    /// Number of the first change. They count through all files.
+    /// Number of its first mutation; numbers count through all files.
     first: usize,
 }
 
 impl Source {
-    /// The files of `project` that `named` names or whose folder it does, without those of tests.
+    /// The source files of `project` in the files or folders `named`, without test files.
     fn all(project: &Files, named: &[&str]) -> Result<Vec<Source>, String> {
         if let Some(name) = named.iter().find(|name| !Path::new(name).starts_with(CRATE)) {
             return Err(format!("{name} is not in {CRATE}"));
@@ -318,14 +319,14 @@ impl Source {
     }
 }
 
-/// File, place and change of the mutant `n` of `all`.
+/// File, place and change of mutant `n` of `all`.
 fn name(all: &[Source], n: usize) -> String {
     let source = &all[all.partition_point(|source| source.first <= n) - 1];
     format!("{}:{}", source.name, source.changes[n - source.first].told)
 }
 
-/// Builds the test programs of the project with the first `count` mutants of `order` that do build.
-/// Returns these and the programs, by [`STAGES`].
+/// Builds the test programs with the first `count` mutants of `order` that compile. Returns these
+/// mutants, and the programs by [`STAGES`].
 fn build(
     mut project: Files,
     all: &[Source],
@@ -333,7 +334,7 @@ fn build(
     count: usize,
 ) -> Result<(Vec<usize>, Vec<PathBuf>), String> {
     let lib = project.get_mut(&format!("{CRATE}/lib.rs")).ok_or("the crate has no lib.rs")?;
-    // The rules of the house are not for mutants.
+    // The lints of the project are not for mutants.
     let mut text = b"#![allow(warnings, arithmetic_overflow, unconditional_panic)]\n".to_vec();
     text.append(lib);
     text.extend_from_slice(b"\npub mod mutant;\n");
@@ -375,23 +376,23 @@ fn build(
     }
 }
 
-/// What the compiler objects to.
+/// A compiler error.
 struct Objection {
-    /// Empty if it is to no place.
+    /// Path of the file; empty if the error has no location.
     file: String,
-    /// Bytes of the file.
+    /// Byte range in the file.
     at: Range<usize>,
-    /// For a reader.
+    /// The message.
     said: String,
 }
 
-/// Compiles the test programs of `tree`: the programs by [`STAGES`], or why they do not build.
+/// Compiles the test programs of `tree`: returns the programs by [`STAGES`], or the errors.
 fn compile(tree: &Path) -> Result<Result<Vec<PathBuf>, Vec<Objection>>, String> {
     let mut command = Command::new(cargo());
     command.args(["test", "--no-run", "--quiet", "--message-format=json", "--lib"]);
     command.args(["--package=barewire-dataplane", "--package=barewire-tests"]);
     command.args(["--test=sim", "--test=conformance"]).current_dir(tree).stdin(Stdio::null());
-    // The copy has a build of its own, of which the next one takes most.
+    // The copy has its own build folder, most of which the next build reuses.
     command.env_remove("CARGO_TARGET_DIR").env("CARGO_INCREMENTAL", "1");
     command.env("CARGO_PROFILE_TEST_OPT_LEVEL", "1").stderr(Stdio::null());
     let run = command.output().map_err(|why| format!("cargo does not start: {why}"))?;
@@ -419,35 +420,35 @@ fn compile(tree: &Path) -> Result<Result<Vec<PathBuf>, Vec<Objection>>, String> 
     Ok(Err(errors.map(objection).collect()))
 }
 
-/// A suite that judges.
+/// A test suite that tests mutants.
 struct Stage {
     name: &'static str,
-    /// As cargo names it.
+    /// Cargo's name of the target.
     target: &'static str,
-    /// Where it runs.
+    /// Working directory.
     dir: &'static str,
     args: &'static [&'static str],
-    /// How often in a row it has to fail: more than once if it runs in real time.
+    /// Failures in a row that count as detection: more than one for suites that run in real time.
     runs: u32,
-    /// Bytes of address space: a program whose memory grows without end fails.
+    /// Limit of address space, bytes: a mutant whose memory grows without bound fails.
     space: u64,
 }
 
-/// A stage, its program, and what is known of it without a change.
+/// A suite with its program, and the reference run without a mutant.
 struct Judge {
     stage: &'static Stage,
     program: PathBuf,
     /// See [`home`].
     home: PathBuf,
-    /// How long it may take with a change.
+    /// Time limit of a run with a mutant.
     limit: Duration,
-    /// Threads that come to the change with this number: names of tests, or of others.
+    /// Threads that reach the mutation with this number: names of tests, or of other threads.
     reached: BTreeMap<usize, BTreeSet<String>>,
     tests: BTreeSet<String>,
 }
 
 impl Judge {
-    /// Runs all of it without a change.
+    /// Runs the suite without a mutant.
     fn new(home: PathBuf, stage: &'static Stage, program: PathBuf) -> Result<Judge, String> {
         let (reached, tests) = (BTreeMap::new(), BTreeSet::new());
         let limit = Duration::from_secs(900);
@@ -488,12 +489,12 @@ impl Judge {
         command
     }
 
-    /// Runs what comes to mutant `n` until a test fails. Returns who noticed it, if anybody.
+    /// Runs the tests that reach mutant `n` until one fails. Returns that test, if any.
     fn noticed(&self, n: usize) -> Result<Option<String>, String> {
         let Some(threads) = self.reached.get(&n) else { return Ok(None) };
         let mut args = vec!["--exact"];
         args.extend(threads.iter().map(String::as_str));
-        // What other threads do may be of any test.
+        // Other threads may belong to any test.
         let of_tests = threads.is_subset(&self.tests);
         self.run(
             self.command(if of_tests { &args } else { self.stage.args })
@@ -501,7 +502,7 @@ impl Judge {
         )
     }
 
-    /// Runs `command` until a test fails, as often as it takes. Returns who did, if any.
+    /// Runs `command` until a test fails, as often as configured. Returns that test, if any.
     fn run(&self, command: &mut Command) -> Result<Option<String>, String> {
         let mut who = None;
         for _ in 0..self.stage.runs {
@@ -516,7 +517,7 @@ impl Judge {
     fn run_once(&self, command: &mut Command) -> Result<Option<String>, String> {
         let log = self.home.join(format!("{}.log", self.stage.name));
         let _ = std::fs::remove_file(&log);
-        // What is started from here on inherits it.
+        // Child processes inherit the limit.
         setrlimit(Resource::RLIMIT_AS, self.stage.space, RLIM_INFINITY)
             .map_err(|why| format!("setrlimit: {why}"))?;
         let ended = process::run_until(command, &log, self.limit, |said| failed(said).is_some())
@@ -531,13 +532,13 @@ impl Judge {
     }
 }
 
-/// The first test that failed, as a test program tells it.
+/// The first failed test in the output of a test program.
 fn failed(said: &str) -> Option<&str> {
     let mut lines = said.lines().filter_map(|line| line.strip_prefix("test "));
     lines.find_map(|line| line.strip_suffix(" ... FAILED"))
 }
 
-/// Who notices the mutant `n`: stage and test, or [`MISSED`] or [`UNREACHED`].
+/// Result of mutant `n`: suite and test, or [`MISSED`] or [`UNREACHED`].
 fn judge(n: usize, judges: &[Judge]) -> Result<String, String> {
     for judge in judges {
         if let Some(who) = judge.noticed(n)? {

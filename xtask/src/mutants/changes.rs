@@ -1,9 +1,9 @@
-//! The changes that can be made to a source file, and the file with some of them behind switches.
+//! The possible mutations of a source file, and the file with some of them behind switches.
 //!
-//! All changes that are tried are in one build: `a == b` becomes
-//! `(if crate::mutant::on(7) { (a) != (b) } else { a == b })`, and [`SWITCH`] is the module whose
-//! `on` reads the number from the environment. Constant expressions, patterns, macros, tests, hints
-//! to the compiler and what only a planted bug of the simulator does stay as they are.
+//! All tested mutations are in one build: `a == b` becomes `(if crate::mutant::on(7) { (a) != (b) }
+//! else { a == b })`, and [`SWITCH`] is the module whose `on` reads the number from the
+//! environment. Constant expressions, patterns, macros, tests, compiler hints and code of the
+//! simulator's planted bugs are not mutated.
 
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -12,20 +12,20 @@ use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 use syn::{BinOp, Expr, Stmt};
 
-/// The environment variable that names the change that is made.
+/// Environment variable with the number of the enabled mutation.
 pub(super) const VARIABLE: &str = "BAREWIRE_MUTANT";
 
-/// The environment variable that names a file: each thread that comes to a change for the first
-/// time adds a line `NUMBER THREAD` to it.
+/// Environment variable with the path of a file: each thread that reaches a mutation for the first
+/// time appends a line `NUMBER THREAD`.
 pub(super) const REACHED: &str = "BAREWIRE_REACHED";
 
-/// Source of the module `mutant` of the changed crate.
+/// Source of the module `mutant` of the mutated crate.
 pub(super) const SWITCH: &str = include_str!("switch.rs");
 
-/// A change of one place.
+/// A mutation of one place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Change {
-    /// Bytes of the file that it concerns.
+    /// Byte range in the file.
     at: Range<usize>,
     how: How,
     /// Place and change for a reader: `LINE:COLUMN: replace == with != in FUNCTION`.
@@ -34,18 +34,18 @@ pub(super) struct Change {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum How {
-    /// The expression is this one instead.
+    /// Replaces the expression.
     Instead(String),
-    /// This is done first. The range is empty.
+    /// Inserts a statement. The range is empty.
     First(String),
-    /// The statement is left out.
+    /// Removes the statement.
     Without,
 }
 
-/// All changes of a file, in the order of their places.
+/// All mutations of a file, in source order.
 ///
 /// # Errors
-/// The text is no Rust.
+/// The text is not valid Rust.
 pub(super) fn of(text: &str) -> Result<Vec<Change>, String> {
     let file = syn::parse_file(text).map_err(|why| why.to_string())?;
     let mut finder = Finder { text, function: String::new(), found: Vec::new() };
@@ -54,14 +54,14 @@ pub(super) fn of(text: &str) -> Result<Vec<Change>, String> {
     Ok(finder.found)
 }
 
-/// `text` with `changes`, each behind the switch of its number, and the range of bytes of the new
-/// text that each takes.
+/// `text` with `changes`, each behind the switch of its number, and the byte range of each in the
+/// new text.
 pub(super) fn switched(
     text: &str,
     changes: &[(usize, &Change)],
 ) -> (String, Vec<(usize, Range<usize>)>) {
-    // Where something begins or ends: an end before a begin, of ends the inner one first, of begins
-    // the outer one. What is done first is all at its begin.
+    // Starts and ends of ranges, in output order: ends before starts; of ends the inner one first,
+    // of starts the outer one. Inserted statements come at the start.
     let mut marks = Vec::new();
     for (i, (_, change)) in changes.iter().enumerate() {
         let Range { start, end } = change.at;
@@ -100,7 +100,7 @@ pub(super) fn switched(
 
 struct Finder<'a> {
     text: &'a str,
-    /// The function that is looked through.
+    /// Name of the function that is being visited.
     function: String,
     found: Vec<Change>,
 }
@@ -118,7 +118,7 @@ impl Finder<'_> {
         &self.text[part.span().byte_range()]
     }
 
-    /// What a function does: it returns at once, where there is a value for that.
+    /// Mutation of a function: it returns at once, if there is a value to return.
     fn function(&mut self, sig: &syn::Signature, block: &syn::Block) {
         self.function = sig.ident.to_string();
         let values: &[&str] = match &sig.output {
@@ -139,7 +139,7 @@ impl Finder<'_> {
     }
 }
 
-/// Operators that an operator is replaced with.
+/// Replacements of an operator.
 fn others(op: &BinOp) -> &'static [&'static str] {
     match op {
         BinOp::Eq(_) => &["!="],
@@ -170,12 +170,12 @@ fn others(op: &BinOp) -> &'static [&'static str] {
     }
 }
 
-/// Whether `code` asks for a bug of the simulator, which no other build has.
+/// Whether `code` queries a planted bug of the simulator, which other builds do not have.
 fn asks_for_bug(code: &str) -> bool {
     code.contains("planted(")
 }
 
-/// Whether `e` holds under a planted bug alone.
+/// Whether `e` is true only with a planted bug.
 fn is_of_bug(e: &Expr) -> bool {
     match e {
         Expr::Call(call) => matches!(&*call.func, Expr::Path(p) if p.path.is_ident("planted")),
@@ -187,7 +187,7 @@ fn is_of_bug(e: &Expr) -> bool {
     }
 }
 
-/// Whether `attrs` say of a function that it is what a planted bug does.
+/// Whether `attrs` mark a function as part of a planted bug.
 fn for_bug(attrs: &[syn::Attribute]) -> bool {
     let says = |a: &syn::Attribute| match &a.meta {
         syn::Meta::NameValue(doc) => matches!(&doc.value, Expr::Lit(syn::ExprLit {
@@ -198,7 +198,7 @@ fn for_bug(attrs: &[syn::Attribute]) -> bool {
     attrs.iter().any(says)
 }
 
-/// Whether the call `e` only tells the compiler or the processor what is likely to follow.
+/// Whether the call `e` is only a hint to the compiler or the processor.
 fn is_hint(e: &Expr) -> bool {
     match e {
         Expr::Call(call) => matches!(&*call.func, Expr::Path(p) if p.path.is_ident("cold")),
@@ -207,7 +207,7 @@ fn is_hint(e: &Expr) -> bool {
     }
 }
 
-/// Whether `e` binds names: a link of a chain of `let`, which takes no parentheses.
+/// Whether `e` binds names: part of a `let` chain, which cannot be parenthesized.
 fn binds(e: &Expr) -> bool {
     match e {
         Expr::Let(_) => true,
@@ -216,7 +216,7 @@ fn binds(e: &Expr) -> bool {
     }
 }
 
-/// Whether `attrs` say that what they stand at is for tests only.
+/// Whether `attrs` mark test-only code.
 fn for_tests(attrs: &[syn::Attribute]) -> bool {
     let is_test = |list: &syn::MetaList| {
         list.tokens.to_string().split(|c: char| !c.is_alphanumeric()).any(|word| word == "test")
@@ -228,7 +228,7 @@ fn for_tests(attrs: &[syn::Attribute]) -> bool {
 }
 
 impl<'ast> Visit<'ast> for Finder<'_> {
-    // Constant expressions, types, patterns and attributes.
+    // Not mutated: constant expressions, types, patterns and attributes.
     fn visit_item_const(&mut self, _: &'ast syn::ItemConst) {}
     fn visit_item_static(&mut self, _: &'ast syn::ItemStatic) {}
     fn visit_item_enum(&mut self, _: &'ast syn::ItemEnum) {}

@@ -1,4 +1,5 @@
-//! Which change is made, and who comes to the places of all: `mutant.rs` of the changed crate.
+//! `mutant.rs` of the mutated crate: selects the enabled mutation, and records which threads reach
+//! which mutations.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -7,16 +8,16 @@ use std::fs::File;
 use std::io::Write;
 use std::sync::LazyLock;
 
-/// The number of the change that is made, if any.
+/// The number of the enabled mutation, if any.
 static MADE: LazyLock<Option<usize>> =
     LazyLock::new(|| env::var("BAREWIRE_MUTANT").ok()?.parse().ok());
 
-/// The file that is told which thread comes to which change, if any.
+/// The file for the reached mutations, if any.
 static REACHED: LazyLock<Option<String>> = LazyLock::new(|| env::var("BAREWIRE_REACHED").ok());
 
 thread_local!(static SEEN: RefCell<BTreeSet<usize>> = const { RefCell::new(BTreeSet::new()) });
 
-/// Whether change `n` is made.
+/// Whether mutation `n` is enabled.
 pub fn on(n: usize) -> bool {
     if let Some(path) = &*REACHED {
         reached(path, n);
@@ -26,9 +27,9 @@ pub fn on(n: usize) -> bool {
 
 #[cold]
 fn reached(path: &str, n: usize) {
-    // Also when the thread ends.
+    // Fails while the thread ends, which is fine.
     if SEEN.try_with(|seen| seen.borrow_mut().insert(n)) == Ok(true) {
-        // A thread of a test is called as the test.
+        // A test's thread has the test's name.
         let thread = std::thread::current();
         let line = format!("{n} {}\n", thread.name().unwrap_or_default());
         let file = File::options().create(true).append(true).open(path);
