@@ -1,26 +1,26 @@
-//! What a bench measured, as a picture: a bar a case, a panel a unit.
+//! Plots of benchmark results: a bar per case, a panel per unit.
 
 use serde_json::{Map, Value};
 use svg::Document;
 use svg::node::element::{Line, Rectangle, Text};
 
-/// Pixels. Labels stand left of the bars, figures right of them.
+/// Width of a plot, pixels. Labels are left of the bars, values right of them.
 const WIDTH: f64 = 840.0;
 const LABEL: f64 = 250.0;
 const FIGURE: f64 = 150.0;
 const ROW: f64 = 22.0;
 const BAR: f64 = 14.0;
 
-/// One bar.
+/// One bar of a plot.
 struct Bar {
     case: String,
     value: f64,
     unit: String,
-    /// Least of the measurements and the 99th percentile, if the bench has them.
+    /// Minimum and 99th percentile of the measurements, if the benchmark reports them.
     spread: Option<(f64, f64)>,
 }
 
-/// Draws the lines that a bench printed under `--json`, which were checked.
+/// Draws the lines that a benchmark printed under `--json`, which were checked.
 pub(crate) fn svg(lines: &str) -> String {
     let bars: Vec<Bar> = lines.lines().filter_map(bar).collect();
     let mut units: Vec<&str> = Vec::new();
@@ -80,7 +80,7 @@ fn text(content: &str, x: f64, y: f64, anchor: &str) -> Text {
     Text::new(content).set("x", x).set("y", y).set("text-anchor", anchor)
 }
 
-/// Three digits that say something.
+/// A value with three significant digits.
 fn figure(value: f64) -> String {
     let digits = match value.abs() {
         v if v >= 100.0 => 0,

@@ -1,4 +1,4 @@
-//! Runs a command to its end or to a time limit, keeping what it says.
+//! Runs a command to its end or to a time limit, and keeps its output.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// How a command ended.
+/// Outcome of a command.
 pub(crate) struct Ended {
-    /// It exited with 0 within its time.
+    /// Whether it exited with 0 within the time limit.
     pub(crate) ok: bool,
-    /// It was killed because its time was over.
+    /// Whether it was killed at the time limit.
     pub(crate) timed_out: bool,
-    /// Standard output and standard error as they came, undecodable bytes replaced.
+    /// Standard output and standard error in order, undecodable bytes replaced.
     pub(crate) output: String,
 }
 
@@ -31,8 +31,8 @@ pub(crate) fn run(command: &mut Command, log: &Path, limit: Duration) -> io::Res
     run_until(command, log, limit, |_| false)
 }
 
-/// [`run`], but what is `enough` for the caller, of what the command has said so far, ends it too;
-/// it is not `ok` then.
+/// [`run`] that also ends the command once `enough` returns true for the output so far; the command
+/// is not `ok` then.
 pub(crate) fn run_until(
     command: &mut Command,
     log: &Path,
@@ -65,19 +65,19 @@ pub(crate) fn run_until(
     Ok(Ended { ok: status.success() && !timed_out, timed_out, output })
 }
 
-/// Adds to `said`, which is what `file` had from `start` on, what is new. Returns whether anything
-/// is.
+/// Appends the new bytes of `file` to `said`, which contains those from `start` on. Returns whether
+/// there are any.
 fn read_on(file: &mut File, start: u64, said: &mut Vec<u8>) -> io::Result<bool> {
-    // The command's writes move the place where we read.
+    // The command's writes move the shared file offset.
     file.seek(SeekFrom::Start(start + said.len() as u64))?;
     Ok(file.read_to_end(said)? > 0)
 }
 
-/// How much runs at the same time where what runs waits more than it computes.
+/// Commands at the same time, for commands that wait more than they compute.
 const AT_ONCE: usize = 2;
 
-/// Calls `work` with every number below `count`, two at a time, and returns what it returned, in
-/// their order.
+/// Calls `work` with every number below `count`, two at a time, and returns the results in the
+/// order of the numbers.
 pub(crate) fn side_by_side<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let next = AtomicUsize::new(0);
     let take_turns = || {
@@ -92,10 +92,10 @@ pub(crate) fn side_by_side<T: Send>(count: usize, work: impl Fn(usize) -> T + Sy
     all.into_iter().map(|(_, done)| done).collect()
 }
 
-/// `program`, which the kernel kills when the thread that started it ends, however that happens:
-/// for what would go on by itself if we were killed.
+/// A command of `program` that the kernel kills when the thread that started it ends, for whatever
+/// reason: for programs that would otherwise outlive this process.
 ///
-/// Every Debian has `setpriv`; elsewhere, without it, the program outlives us as before.
+/// Every Debian has `setpriv`; without it the program may outlive this process.
 pub(crate) fn tethered(program: &str) -> Command {
     if !crate::packages::in_path("setpriv") {
         return Command::new(program);
@@ -107,8 +107,8 @@ pub(crate) fn tethered(program: &str) -> Command {
 
 /// Kills `pid` and all its descendants.
 ///
-/// The tree is walked rather than a process group used, because an own group would take the
-/// children away from the terminal's Ctrl-C.
+/// The process tree is walked instead of killing a process group, because a group of its own would
+/// not receive the terminal's Ctrl-C.
 fn kill_tree(pid: u32) {
     let mut doomed = vec![pid];
     let mut next = 0;
@@ -118,7 +118,7 @@ fn kill_tree(pid: u32) {
     }
     for pid in doomed {
         if let Ok(pid) = i32::try_from(pid) {
-            // It may have ended by itself meanwhile, which is as good.
+            // It may have ended already.
             let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
         }
     }
@@ -137,8 +137,8 @@ fn children_of(parent: u32) -> Vec<u32> {
         .collect()
 }
 
-/// The parent in a line of `/proc/PID/stat`. The name before it is in parentheses and may hold
-/// anything, parentheses and spaces included.
+/// The parent PID in a line of `/proc/PID/stat`. The name before it is in parentheses and may
+/// contain any characters, parentheses and spaces included.
 fn ppid(stat: &str) -> Option<u32> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
 }

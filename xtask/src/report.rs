@@ -1,10 +1,10 @@
-//! Reads what `cargo test` says and adds up the counts.
+//! Parses the output of `cargo test` and adds up the counts.
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::AddAssign;
 
-/// How many checks ended which way.
+/// Numbers of passed, failed and skipped checks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) passed: u64,
@@ -26,29 +26,29 @@ impl fmt::Display for Counts {
     }
 }
 
-/// What a run of `cargo test -- --show-output` said.
+/// Results in the output of `cargo test -- --show-output`.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tests {
     pub(crate) counts: Counts,
-    /// `test name: reason` of every test that skipped itself.
+    /// `test name: reason` of every skipped test.
     pub(crate) skips: Vec<String>,
-    /// Names of the tests that failed, as far as their program told them.
+    /// Names of the failed tests, if their program printed them.
     pub(crate) failed: Vec<String>,
 }
 
-/// What a test that cannot run here prints at the start of a line before it returns.
+/// Start of the line that a test prints before it returns if it cannot run here.
 pub(crate) const SKIPPED: &str = "SKIPPED: ";
 
 /// Adds up the `test result:` lines of `output`.
 ///
-/// A test that printed a line starting with [`SKIPPED`] has returned and so stands among the
-/// passed of its line; it is moved to the skipped. Ignored tests are skipped ones as well.
+/// A test that printed a line starting with [`SKIPPED`] counts as passed in its result line; it is
+/// moved to the skipped. Ignored tests count as skipped as well.
 pub(crate) fn read_tests(output: &str) -> Tests {
     let mut tests = Tests::default();
-    // Names are unique within a binary only, so those seen are forgotten at its result line.
+    // Names are unique within a binary only, so the seen ones are forgotten at its result line.
     let mut skipped_here = BTreeSet::new();
     let mut test = "";
-    // The last list under this head has the names, the one before it what the tests said.
+    // The last list under this head contains the names, the one before it the tests' output.
     let mut failed_here: Vec<&str> = Vec::new();
     for line in output.lines() {
         if let Some(name) = line.strip_prefix("---- ").and_then(|l| l.strip_suffix(" stdout ----"))
@@ -89,7 +89,7 @@ pub(crate) fn unfinished(output: &str) -> Vec<&str> {
     names(" has been running for over 60 seconds").filter(|name| !ended.contains(name)).collect()
 }
 
-/// Reads `ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s`.
+/// Parses `ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s`.
 fn read_result(result: &str) -> Counts {
     let field = |name: &str| {
         result
