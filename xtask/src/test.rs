@@ -1,4 +1,4 @@
-//! `cargo xtask test`: the suites, in order, with one line each.
+//! `cargo xtask test`: runs the test suites in order and prints a line for each.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -13,19 +13,18 @@ use crate::report::{Counts, read_tests, unfinished};
 use crate::vm::{NotHere, guest, hosts, mpi, suite};
 use crate::{bench, cargo, dist, root, target_dir, vm};
 
-/// Builds of all suites are of the whole workspace and name the targets that they want: what Cargo
-/// selects decides on the features of other people's crates, and with other features it compiles
-/// everything above them anew.
+/// Every suite builds with `--workspace` and names its targets: Cargo's selection decides on the
+/// features of third-party crates, and other features would recompile everything above them.
 const ALL: &[&str] = &["--workspace"];
 
-/// As [`ALL`], for test programs that wait more than they compute: it takes a third less to compile
-/// them than what the simulator wants.
+/// [`ALL`] for test programs that wait more than they compute: in a profile that compiles in two
+/// thirds of the simulator's time.
 const ALL_WAITING: &[&str] =
     &["--workspace", "--config=profile.test.package.barewire-tests.opt-level=1"];
 
-/// As [`ALL`], with the feature `dpdk`: what is tested with it, and the command, which makes the
-/// features of other people's crates the same. Ours are compiled for this alone, and nothing here
-/// has them compute for long.
+/// [`ALL`] with the feature `dpdk`: its tests, and the command, which keeps the features of
+/// third-party crates the same. The workspace's crates are compiled for these tests only, which
+/// compute little.
 pub(crate) const ALL_WITH_DPDK: &[&str] = &[
     "--config=profile.test.opt-level=1",
     "--package=barewire-driver",
@@ -98,7 +97,7 @@ enum Suite {
 }
 
 impl Suite {
-    /// In the order in which they run: what is quick to fail comes first.
+    /// In the order in which they run: quick ones first.
     const ALL: [Self; 15] = [
         Self::Fmt,
         Self::Clippy,
@@ -185,7 +184,7 @@ impl Suite {
                 packages::STRACE,
                 packages::IP,
                 packages::FI_INFO,
-                // For the bench `vfio`, which compares with DPDK in a guest.
+                // For the benchmark `vfio`, which compares with DPDK in a guest.
                 crate::vm::QEMU,
                 packages::TESTPMD,
                 packages::DPDK,
@@ -196,7 +195,7 @@ impl Suite {
         }
     }
 
-    /// Whether its tests start processes, which a busy machine may let wait for seconds.
+    /// Whether its tests start processes, which a busy machine may delay for seconds.
     fn has_processes(self) -> bool {
         match self {
             Self::Unit
@@ -217,18 +216,18 @@ impl Suite {
         }
     }
 
-    /// Whether it computes for as long as it runs, or builds with what does.
+    /// Whether it computes all the time, or builds in the profile of such suites.
     fn computes(self) -> bool {
         matches!(self, Self::Sim | Self::Tidy)
     }
 
-    /// Whether its tests mostly wait: for deaths, restarts and links. None shares a name, a port or
-    /// an interface with another.
+    /// Whether its tests mostly wait: for deaths, restarts and links. The tests share no name, port
+    /// or interface.
     fn waits(self) -> bool {
         matches!(self, Self::Wires | Self::Provider)
     }
 
-    /// Far above what it needs, so that reaching it means a hang.
+    /// Time limit, far above the usual duration: reaching it means a hang.
     fn limit(self, nightly: bool) -> Duration {
         Duration::from_secs(if nightly { 6 * 3600 } else { 900 })
     }
@@ -253,20 +252,20 @@ pub(crate) fn run(args: &TestArgs) -> Result<ExitCode, String> {
     Ok(if total.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// What one suite came to.
+/// Result of one suite.
 #[derive(Default)]
 struct Outcome {
     counts: Counts,
-    /// Why tests were skipped, for the reader.
+    /// Reasons of the skipped tests, for the reader.
     skips: Vec<String>,
-    /// What failed, and passed when it was tried once more.
+    /// Tests that failed and then passed when repeated.
     second_tries: Vec<String>,
-    /// What to show of a failure.
+    /// Output to print after a failure.
     output: String,
 }
 
 impl Outcome {
-    /// A suite that is one check.
+    /// Result of a suite that is one check.
     fn single(ok: bool, output: String) -> Self {
         let counts = Counts { passed: u64::from(ok), failed: u64::from(!ok), skipped: 0 };
         Self { counts, output, ..Self::default() }
@@ -277,7 +276,7 @@ impl Outcome {
         Self { counts, skips: vec![why], ..Self::default() }
     }
 
-    /// Adds what another run of the suite gave.
+    /// Adds the result of another run of the suite.
     fn add(&mut self, other: Self) {
         self.counts += other.counts;
         self.skips.extend(other.skips);
@@ -285,17 +284,17 @@ impl Outcome {
         self.output.push_str(&other.output);
     }
 
-    /// Whether what failed is tried once more: it may have starved among other processes. Not what
-    /// depends on nothing but itself, and nothing `nightly`, when a rare failure is looked for.
+    /// Whether failed tests are repeated once: they may have starved among other processes. Not for
+    /// suites that depend on nothing else, and not `nightly`, when rare failures are wanted.
     fn is_tried_again(&self, suite: Suite, nightly: bool) -> bool {
         suite.has_processes() && !nightly && (1..=SECOND_TRIES).contains(&self.counts.failed)
     }
 }
 
-/// Failures that are tried once more; more of them are no accident.
+/// Most failures that are repeated; more are no accident.
 const SECOND_TRIES: u64 = 3;
 
-/// What `run` gives, the second time if only the first one failed. `what` names it.
+/// The result of `run`, or of a second run if the first one failed. `what` names it.
 fn with_second_try(
     (suite, nightly): (Suite, bool),
     what: &str,
@@ -315,10 +314,10 @@ fn with_second_try(
 
 fn run_suite(suite: Suite, nightly: bool, ci: bool) -> Result<Counts, String> {
     print!("{:<12}", suite.name());
-    // Nothing else is printed for minutes, and whoever watches wants to know what runs.
+    // Nothing else is printed for minutes, and the user wants to see which suite runs.
     let _ = std::io::stdout().flush();
     let started = Instant::now();
-    // That of the last run; that there is none is fine.
+    // The log of the last run; it may not exist.
     let _ = std::fs::remove_file(log_of(&target_dir(), suite));
     let mut outcome = match suite {
         Suite::Fmt => check(suite, nightly, &["fmt", "--all", "--check"], &[])?,
@@ -385,13 +384,14 @@ fn cargo_test(suite: Suite, nightly: bool, args: &[&str]) -> Result<Outcome, Str
     cargo_test_with(suite, nightly, args, &[])
 }
 
-/// Runs what is inside the crates, and not the suites, which have their own lines. Of the benches
-/// the library only: their programs have no tests, and each would be compiled once more for that.
+/// Runs the tests inside the crates, without the suites, which have their own lines. Of the
+/// benchmarks only the library: their programs have no tests, and would each be compiled for
+/// nothing.
 fn unit(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     let inside = ["barewire-tests", "barewire-fuzz", "barewire-benches"];
     let inside = inside.map(|package| ["--exclude", package]).concat();
     let mut outcome = cargo_test(suite, nightly, &[ALL, &inside].concat())?;
-    // The command has no library; without it features would differ.
+    // The command has no library; with `--workspace --lib` features would differ.
     let packages = ["barewire-tests", "barewire-fuzz", "barewire-benches", "barewire-cli"];
     let packages = packages.map(|package| ["--package", package]).concat();
     outcome.add(cargo_test(suite, nightly, &[&packages[..], &["--lib"]].concat())?);
@@ -402,7 +402,7 @@ fn unit(suite: Suite, nightly: bool) -> Result<Outcome, String> {
 }
 
 /// Runs the driver's test of a hostile user behind a switch under valgrind, in a small size: one
-/// check. `selected` is what was built before.
+/// check. `selected` is the package selection of the previous build.
 fn hostile_under_valgrind(suite: Suite, selected: &[&str]) -> Result<Outcome, String> {
     if !packages::in_path(packages::VALGRIND.program) {
         let mend = "a hostile user under valgrind: sudo apt-get install -y valgrind";
@@ -423,7 +423,7 @@ fn hostile_under_valgrind(suite: Suite, selected: &[&str]) -> Result<Outcome, St
     Ok(Outcome::single(ok, format!("a hostile user under valgrind:\n{}", ended.output)))
 }
 
-/// The test program of the library `name` in what Cargo said as JSON.
+/// The test program of the library `name` in Cargo's JSON output.
 fn lib_test(said: &str, name: &str) -> Option<String> {
     said.lines().find_map(|line| {
         let object: serde_json::Value = serde_json::from_str(line).ok()?;
@@ -443,7 +443,7 @@ fn fuzz(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     cargo_test(suite, nightly, &[ALL, &tests].concat())
 }
 
-/// Runs `cargo test ARGS` with variables of the environment.
+/// Runs `cargo test ARGS` with environment variables.
 fn cargo_test_with(
     suite: Suite,
     nightly: bool,
@@ -465,7 +465,7 @@ fn cargo_test_with(
     Ok(outcome)
 }
 
-/// Runs `cargo test ARGS` once. Says also which tests failed, as far as they are told.
+/// Runs `cargo test ARGS` once. Also returns the failed tests, if their program printed them.
 fn cargo_test_once(
     suite: Suite,
     nightly: bool,
@@ -473,7 +473,7 @@ fn cargo_test_once(
     env: &[(&str, &str)],
 ) -> Result<(Outcome, Vec<String>), String> {
     let mut command = Command::new(cargo());
-    // What follows two dashes is for the test program.
+    // Arguments after two dashes are for the test program.
     let mut parts = args.splitn(2, |arg| *arg == "--");
     command.arg("test").args(parts.next().unwrap_or_default());
     command.args(["--no-fail-fast", "--", "--show-output"]);
@@ -483,23 +483,23 @@ fn cargo_test_once(
     Ok(outcome_of(&ended, &args.join(" ")))
 }
 
-/// What came of `cargo test ARGS`, and the tests that failed, as far as they are told.
+/// The result of `cargo test ARGS`, and the failed tests, if their program printed them.
 fn outcome_of(ended: &Ended, args: &str) -> (Outcome, Vec<String>) {
     let tests = read_tests(&ended.output);
     let mut outcome = Outcome { counts: tests.counts, skips: tests.skips, ..Outcome::default() };
     if !ended.ok {
-        // It did not build, or a test took its whole process down.
+        // The build failed, or a test crashed its process.
         let unnamed = crashed(&ended.output).max(u64::from(tests.counts.failed == 0));
         outcome.counts.failed += unnamed;
         outcome.output = failures(&ended.output);
     } else if tests.counts == Counts::default() {
-        // Tests that were chosen by a name have another one now.
+        // Selected tests were renamed.
         outcome = Outcome::single(false, format!("no test ran: cargo test {args}\n"));
     }
     (outcome, tests.failed)
 }
 
-/// Test programs that were started and gave no result.
+/// Number of test programs that were started and printed no result.
 fn crashed(output: &str) -> u64 {
     let lines = |starts: &'static [&'static str]| {
         output.lines().filter(|line| starts.iter().any(|start| line.starts_with(start))).count()
@@ -520,17 +520,17 @@ fn integration(suite: Suite, nightly: bool, file: &str) -> Result<Outcome, Strin
     cargo_test_with(suite, nightly, &args, env.as_slice())
 }
 
-/// Tests of a program that run at the same time.
+/// Environment variable: number of tests of a program that run at the same time.
 const THREADS: &str = "RUST_TEST_THREADS";
 
-/// How many of those that mostly wait: two for each processor, if nobody says otherwise.
+/// Its value for tests that mostly wait: two per processor, unless it is set.
 fn at_once() -> String {
     let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     std::env::var(THREADS).unwrap_or_else(|_| (2 * processors).to_string())
 }
 
-/// Runs the simulator; nightly also the tests of the tests, for which the dataplane is built with
-/// planted bugs.
+/// Runs the simulator; nightly also the tests of the simulator, for which the dataplane is built
+/// with planted bugs.
 fn sim(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     let mut outcome = integration(suite, nightly, "tests/sim/main.rs")?;
     if nightly {
@@ -542,14 +542,14 @@ fn sim(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     Ok(outcome)
 }
 
-/// Builds the library that libfabric loads and the command, which no test can depend on.
+/// Builds the provider and the command, on which no test can depend.
 fn libraries_and_commands(suite: Suite, nightly: bool) -> Result<Ended, String> {
     let mut build = Command::new(cargo());
     build.args(["build", "--profile", "test", "--exclude", "xtask", "--lib", "--bins"]).args(ALL);
     start(suite, nightly, &mut build)
 }
 
-/// Runs the suite of the library that libfabric loads.
+/// Runs the suite of the provider.
 fn provider(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     let ended = libraries_and_commands(suite, nightly)?;
     if !ended.ok {
@@ -564,8 +564,8 @@ fn provider(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     Ok(outcome)
 }
 
-/// Packs the crates that are published, and builds them out of that nightly: one check. What they
-/// need is here, since they were built.
+/// Packs the published crates, and nightly builds them from the packages: one check. Their
+/// dependencies are present, since they were built before.
 fn crates(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     let mut package = Command::new(cargo());
     package.args(["package", "--workspace", "--allow-dirty", "--offline"]);
@@ -579,15 +579,15 @@ fn crates(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     Ok(Outcome::single(ended.ok && !ended.output.contains("warning:"), ended.output))
 }
 
-/// Makes the packages that can be made here; the tests of the others say so.
+/// Makes the packages whose tools are installed; the tests of the other packages are skipped.
 fn pack(dpdk: bool, formats: &[dist::Format]) -> Result<(), String> {
     let built = dist::build(true, dpdk)?;
     let mut here = formats.iter().filter(|format| packages::in_path(format.tool().program));
     here.try_for_each(|format| dist::pack(&built, *format).map(drop))
 }
 
-/// Whether two ports `xdp` can be opened: the kernel has such sockets, and we are root, not that of
-/// a user namespace.
+/// Whether two ports `xdp` can be opened: the kernel has AF_XDP, and this process is root outside
+/// of user namespaces.
 fn has_xdp() -> bool {
     let text = |path| std::fs::read_to_string(path).unwrap_or_default();
     let sockets = text("/proc/net/protocols").lines().any(|line| line.starts_with("XDP "));
@@ -595,24 +595,24 @@ fn has_xdp() -> bool {
     sockets && whole && nix::unistd::geteuid().is_root()
 }
 
-/// Two near sides of a pair and one that is far from both, as `tests/conformance` reads it.
+/// Ports of a near pair and a far third, in the format of `tests/conformance`.
 const NEAR_BESIDE_FAR: &str = "udp:127.0.0.1,near=yes udp:127.0.0.1,near=yes udp:127.0.0.1,near=no";
 
-/// Two that are far from each other, and one that is near to the first.
+/// Ports of a far pair, and a third that is near to the first.
 const FAR_BESIDE_NEAR: &str = "udp:127.0.0.1,near=yes udp:127.0.0.1,near=no udp:127.0.0.1,near=yes";
 
-/// Has a network namespace reach itself.
+/// Lets a network namespace reach itself.
 const UP: &str = "ip link set lo up";
 
-/// Has a host lose one in fifty of the datagrams that come to it.
+/// Makes a host drop one of fifty received datagrams.
 const LOSES: &str = "nft add table inet wires && \
      nft add chain inet wires loss \"{ type filter hook input priority 0 ; }\" && \
      nft add rule inet wires loss meta l4proto udp numgen random mod 50 == 0 drop";
 
-/// Runs the suite `wires`, and of `conformance` what is [`in_namespaces`], and the calls and flags
-/// of messages over a memif.
+/// Runs the suite `wires`, the [`in_namespaces`] part of `conformance`, and the clauses on calls
+/// and flags of messages over a memif.
 fn wires(suite: Suite, nightly: bool) -> Result<Outcome, String> {
-    // Some tests call the command.
+    // Some tests run the command.
     let built = libraries_and_commands(suite, nightly)?;
     if !built.ok {
         return Ok(Outcome::single(false, built.output));
@@ -628,10 +628,10 @@ fn wires(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     Ok(outcome)
 }
 
-/// Runs `conformance` once more over each port that two domains of one process can meet on, and as
-/// near ones beside one that is far over a lossy wire, in a network namespace of its own, which
-/// `unshare` makes with these flags; of it the calls and flags of messages between two that are
-/// far, beside a near one, and over two ports `xdp`.
+/// Runs `conformance` again over each port on which two domains of one process can reach each
+/// other, and over near ports beside a far one with a lossy link, each in its own network
+/// namespace, which `unshare` creates with these flags. Then runs the clauses on calls and flags of
+/// messages between two far ports, beside a near one, and over two ports `xdp`.
 fn in_namespaces(suite: Suite, nightly: bool, unshare: &str) -> Result<Outcome, String> {
     let after = |commands: &str| {
         format!(
@@ -651,10 +651,10 @@ fn in_namespaces(suite: Suite, nightly: bool, unshare: &str) -> Result<Outcome, 
         let runner = if is_near { lossy } else { &up };
         let mut args = vec!["--config", runner, "--test", "conformance"];
         if is_near {
-            // Its ports are its own, and its peers die within 300 ms: two losses can be enough.
+            // The test has its own ports, and its peers die within 300 ms: two losses can suffice.
             args.extend(["--", "--skip", "a_death_is_told_in_time_whatever_the_polling"]);
         }
-        // Near ones share a segment, which a test that joins it locks for some milliseconds.
+        // Near ports share a segment, which a joining test locks for some milliseconds.
         let threads = is_near.then_some((THREADS, "1"));
         let env: Vec<_> = threads.into_iter().chain([("BAREWIRE_TEST_PORT", port)]).collect();
         let mut over = cargo_test_with(suite, nightly, &[ALL_WAITING, &args].concat(), &env)?;
@@ -678,8 +678,8 @@ fn in_namespaces(suite: Suite, nightly: bool, unshare: &str) -> Result<Outcome, 
     Ok(outcome)
 }
 
-/// Whether a program can be run in a network namespace of its own, which `unshare` makes with these
-/// flags, after `commands` there. Otherwise what was said, and what may mend it.
+/// Whether a program can run in its own network namespace, which `unshare` creates with these
+/// flags, after `commands` in it. The error is the output, with a possible remedy.
 fn works_after(flags: &str, commands: &str) -> Result<(), String> {
     let mut command = Command::new("unshare");
     command.args([flags, "sh", "-c", commands]).stdin(std::process::Stdio::null());
@@ -695,8 +695,8 @@ fn works_after(flags: &str, commands: &str) -> Result<(), String> {
     ))
 }
 
-/// The calls and flags of messages between two ports, one test after the other, in a build of what
-/// is `selected`.
+/// Runs the clauses on calls and flags of messages between two ports, one test after the other, in
+/// a build of the packages `selected`.
 fn calls_over(
     suite: Suite,
     nightly: bool,
@@ -713,7 +713,7 @@ fn calls_over(
     Ok(outcome)
 }
 
-/// Runs every test of `barewire-tests` that has no suite of its own, so that none is forgotten.
+/// Runs every test of `barewire-tests` without a suite of its own, so that none is forgotten.
 fn e2e(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     let file = root().join("tests/Cargo.toml");
     let manifest = std::fs::read_to_string(&file).map_err(|why| format!("{file:?}: {why}"))?;
@@ -734,13 +734,14 @@ fn test_targets(manifest: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The parts of a test run that explain a failure: without it the output of thousands of passed
-/// tests would hide the one that matters.
+/// The parts of a test run's output that explain a failure; the output of thousands of passed tests
+/// is left out.
 fn failures(output: &str) -> String {
     let mut shown = String::new();
     let mut inside = false;
     for line in output.lines() {
-        // A run names what failed from here to its result; a build stops at its errors.
+        // The output of a run names the failures from here to its result; a build stops at its
+        // errors.
         inside |= line == "failures:" || line.starts_with("error");
         if inside {
             shown.push_str(line);
@@ -775,7 +776,7 @@ fn shellcheck(suite: Suite) -> Result<Outcome, String> {
     Ok(Outcome::single(ended.ok, ended.output))
 }
 
-/// Clippy and the tests of what is only there with the feature.
+/// Runs Clippy and the tests for the feature `dpdk`.
 fn dpdk(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     if !Path::new(packages::DPDK.program).exists() {
         let mend = "DPDK is not installed: sudo apt-get install -y libdpdk-dev libclang-dev";
@@ -784,19 +785,19 @@ fn dpdk(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     let lint = ["clippy", "--all-targets"];
     let args = [&lint, ALL_WITH_DPDK, &["--", "-D", "warnings"]].concat();
     let mut outcome = check(suite, nightly, &args, &[])?;
-    // The other tests inside the crates know nothing of the feature; `unit` has run them.
+    // The other tests inside the crates do not depend on the feature; `unit` has run them.
     let inside = ["--lib", "--", "backend::dpdk::", "backend::any_", "open::"];
-    // Those of NICs run in guests. One at a time: with more processes that poll than processors,
-    // the kernel's threads starve, on which these devices depend.
+    // Tests of NICs run in guests. One test at a time: with more polling processes than processors,
+    // kernel threads that these devices depend on would starve.
     let tests = ["--test", "dpdk", "--", "--test-threads=1", "--skip", "nic::"];
     for args in [&inside[..], &tests] {
         outcome.add(cargo_test(suite, nightly, &[ALL_WITH_DPDK, args].concat())?);
     }
-    // Before the ordinary library, which takes the place of the one in this package.
+    // Before the build of the ordinary provider, which replaces the one in this package.
     if let Err(why) = pack(true, &[dist::Format::Deb]) {
         return Ok(Outcome::single(false, why));
     }
-    // MPI behind switches that own a device; its library is the ordinary one.
+    // MPI behind switches that own a device; its provider is the ordinary one.
     let library = libraries_and_commands(suite, nightly)?;
     if !library.ok {
         return Ok(Outcome::single(false, library.output));
@@ -806,9 +807,8 @@ fn dpdk(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     outcome.add(cargo_test(suite, nightly, &[ALL_WITH_DPDK, &tests].concat())?);
     let build = &mut suite::build("dpdk", ALL_WITH_DPDK);
     outcome.add(in_guests(suite, nightly, build, suite::dpdk)?);
-    // Over a pair of rings and over a memif, whose server comes first. Left out on a memif: what
-    // takes it for granted that a frame has left when the call returns, and polls the other side
-    // alone.
+    // Over a pair of rings and over a memif, whose server comes first. Skipped on a memif: tests
+    // that rely on a frame having left when the call returns, and then poll the other side only.
     let rings = "dpdk:net_ring_flags_a,pair=flags dpdk:net_ring_flags_b,pair=flags";
     let memifs = "dpdk:net_memif_flags_a,role=server,socket=barewire-flags \
                   dpdk:net_memif_flags_b,role=client,socket=barewire-flags";
@@ -831,14 +831,15 @@ fn vfio(suite: Suite, nightly: bool) -> Result<Outcome, String> {
         outcome.add(with_second_try((suite, nightly), "two guests", lossy));
         outcome.add(with_second_try((suite, nightly), "a stopped guest", stopped));
         if outcome.counts.failed == 0 {
-            // Nothing to explain.
+            // Nothing failed.
             outcome.output.clear();
         }
         suite::runs(program, nightly)
     })?;
     outcome.add(ran);
     let barewire = &vm::barewire()?;
-    // One of two guests boots when the other has, so that a pair leaves half of the machine idle.
+    // One of two guests boots when the other has booted: booting a pair would leave half of the
+    // machine idle.
     let nics = [None, Some(guest::Model::Virtio), Some(guest::Model::E1000e)];
     let pairs = process::side_by_side(nics.len(), |n| {
         let (what, run): (_, Box<dyn Fn() -> _>) = match nics[n] {
@@ -875,7 +876,7 @@ fn vfio(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     Ok(outcome)
 }
 
-/// Builds a test program with `build`, and runs it inside the guests that `runs` names.
+/// Builds a test program with `build`, and runs it in the guests that `runs` names.
 fn in_guests(
     suite: Suite,
     nightly: bool,
@@ -884,7 +885,7 @@ fn in_guests(
 ) -> Result<Outcome, String> {
     let built = start(suite, nightly, build)?;
     let Some(program) = suite::program(&built.output).filter(|_| built.ok) else {
-        // Without what is for programs.
+        // Without Cargo's JSON lines.
         let said = built.output.lines().filter(|line| !line.starts_with('{'));
         return Ok(Outcome::single(false, said.collect::<Vec<_>>().join("\n")));
     };
@@ -904,7 +905,7 @@ fn in_guests(
     Ok(outcome)
 }
 
-/// What came of one guest.
+/// The result of one guest.
 fn judge(run: &suite::Run, ended: Result<guest::Ended, NotHere>) -> Outcome {
     let ended = match ended {
         Ok(ended) => ended,
@@ -915,7 +916,7 @@ fn judge(run: &suite::Run, ended: Result<guest::Ended, NotHere>) -> Outcome {
     let mut outcome = Outcome { counts: tests.counts, skips, ..Outcome::default() };
     let (faults, is_idle) = (ended.faults > 0, tests.counts == Counts::default());
     if ended.code != Some(0) || faults != run.is_planted || is_idle {
-        // The guest itself failed, or its IOMMU refused something that no test noticed.
+        // The guest itself failed, or its IOMMU reported a fault that no test noticed.
         outcome.counts.failed += u64::from(tests.counts.failed == 0);
         let why = match (faults, run.is_planted) {
             (true, false) => "the IOMMU refused accesses\n",
@@ -929,7 +930,7 @@ fn judge(run: &suite::Run, ended: Result<guest::Ended, NotHere>) -> Outcome {
     outcome
 }
 
-/// Two guests that talk over a cable, and how they ended: one check.
+/// The result of two guests joined by a cable: one check.
 fn two_guests(
     suite: Suite,
     what: &str,
@@ -947,14 +948,14 @@ fn two_guests(
     }
 }
 
-/// Whether a test program with `--nocapture`, as `output` has it, ran the one test that it was to:
-/// what a test says stands behind its name there.
+/// Whether the test program's `output` (with `--nocapture`) shows exactly one test run, the
+/// requested one: a test's own output follows its name.
 fn has_run_one(output: &str) -> bool {
     let is_left_out = output.contains(crate::report::SKIPPED);
     !is_left_out && read_tests(output).counts == Counts { passed: 1, ..Counts::default() }
 }
 
-/// What came of two guests that are hosts.
+/// The result of two guests that are hosts.
 fn hosts_pair(suite: Suite, what: &str, ended: Result<Vec<guest::Ended>, NotHere>) -> Outcome {
     match ended {
         Err(NotHere(why)) => Outcome::skipped(format!("{what}: {why}")),
@@ -962,7 +963,7 @@ fn hosts_pair(suite: Suite, what: &str, ended: Result<Vec<guest::Ended>, NotHere
     }
 }
 
-/// The outcome of guests that belong together, of which there have to be two.
+/// The result of a pair of guests; both must exist.
 fn pair(suite: Suite, what: &str, ends: &[guest::Ended]) -> Outcome {
     let said: String = ends.iter().map(|end| format!("{}{}", end.output, end.trouble)).collect();
     let said = format!("{what}\n{said}");
@@ -971,16 +972,16 @@ fn pair(suite: Suite, what: &str, ends: &[guest::Ended]) -> Outcome {
     Outcome::single(ok && ends.len() == 2, said)
 }
 
-/// Adds to a suite's log. Without a log the verdict is the same.
+/// Appends to a suite's log. The result does not depend on the log.
 fn append(suite: Suite, text: &str) {
     let file = File::options().create(true).append(true).open(log_of(&target_dir(), suite));
     let _ = file.and_then(|mut file| file.write_all(text.as_bytes()));
 }
 
-/// Runs every bench in its smallest size.
+/// Runs every benchmark in its smallest size.
 fn benches(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     let mut names = bench::names()?;
-    // Longer than all the others together, which run beside it.
+    // This benchmark takes longer than all the others together, which run beside it.
     names.sort_by_key(|name| name != bench::VFIO);
     if names.is_empty() {
         return Ok(Outcome::skipped("benches/src/bin holds no bench".to_owned()));
@@ -995,15 +996,15 @@ fn benches(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     run_benches(suite, nightly, &names, &[ALL, &["--exclude", "xtask", "--bins"]].concat())
 }
 
-/// Builds benches like the tests and not in release: what counts here is that they run, and the
-/// crates are already built that way. `what` says which, and with which features.
+/// Builds benchmarks in the tests' profile: the suite checks only that they run, and the crates are
+/// already built in it. `what` selects benchmarks and features.
 fn build_benches(suite: Suite, nightly: bool, what: &[&str]) -> Result<Ended, String> {
     let mut build = Command::new(cargo());
     build.args(["build", "--profile", "test"]).args(what);
     start(suite, nightly, &mut build)
 }
 
-/// Builds benches as [`build_benches`] and runs them in their smallest size.
+/// Builds benchmarks as [`build_benches`] and runs them in their smallest size.
 fn run_benches(
     suite: Suite,
     nightly: bool,
@@ -1015,7 +1016,7 @@ fn run_benches(
     if !ended.ok {
         return Ok(Outcome::single(false, ended.output));
     }
-    // In their smallest size they measure nothing that others could disturb.
+    // In their smallest size benchmarks measure nothing that others could disturb.
     let all = process::side_by_side(names.len(), |n| run_bench(suite, nightly, &names[n]));
     for (name, first) in names.iter().zip(all) {
         let first = Cell::new(Some(first?));
@@ -1028,11 +1029,11 @@ fn run_benches(
     Ok(outcome)
 }
 
-/// Runs a bench in its smallest size: one check.
+/// Runs a benchmark in its smallest size: one check.
 fn run_bench(suite: Suite, nightly: bool, name: &str) -> Result<Outcome, String> {
     let mut command = Command::new(target_dir().join("debug").join(name));
     command.args(["--quick", "--json"]);
-    // Others write to the suite's log meanwhile.
+    // Other benchmarks write to the suite's log at the same time.
     let own = log_of(&target_dir(), suite).with_extension(name);
     let ended = start_with(suite, nightly, &mut command, &own)?;
     let _ = std::fs::remove_file(own);
@@ -1054,7 +1055,7 @@ fn start(suite: Suite, nightly: bool, command: &mut Command) -> Result<Ended, St
     start_with(suite, nightly, command, &log_of(&target_dir(), suite))
 }
 
-/// As [`start`], with a log of its own.
+/// [`start`] with a log of its own.
 fn start_with(
     suite: Suite,
     nightly: bool,
@@ -1062,7 +1063,7 @@ fn start_with(
     log: &Path,
 ) -> Result<Ended, String> {
     command.current_dir(root());
-    // Set for our own build by `cargo run`; a test that read them would believe it is xtask.
+    // Cargo sets them for xtask; a test that reads them would take itself for xtask.
     for name in ["CARGO_MANIFEST_DIR", "CARGO_PKG_NAME", "CARGO_PKG_VERSION"] {
         command.env_remove(name);
     }
