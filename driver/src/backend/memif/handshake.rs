@@ -161,11 +161,11 @@ impl ClientHandshake {
         Self { step: Step::Nothing, made: None }
     }
 
-    /// Takes a message, None if it was none of the protocol, and says the next; None if that was
-    /// the last.
+    /// Handles a received message (`None`: a malformed one) and returns the reply; `None` after
+    /// the last message.
     ///
     /// # Errors
-    /// What the server refused with, or what is wrong with what it says.
+    /// The reason of the server's refusal, or what is wrong with its message.
     pub(super) fn handle(
         &mut self,
         message: Option<Message>,
@@ -217,7 +217,7 @@ impl ClientHandshake {
         })
     }
 
-    /// The descriptor that goes with the message that [`hear`](Self::hear) said.
+    /// The descriptor to send with the message that [`handle`](Self::handle) returned last.
     pub(super) fn descriptor(&self) -> Option<RawFd> {
         let made = self.made.as_ref()?;
         match self.step {
