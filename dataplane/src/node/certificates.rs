@@ -125,12 +125,12 @@ impl Control<'_> {
     pub(super) fn may_verify_certificate(&mut self, base: &Base) -> bool {
         let now = self.turn.polled_at;
         let Some(seals) = &mut self.openings.seals else { return true };
-        let cert_budget = !seals.ring.has_certificate() || seals.cert_budget.admits(now, base.src);
-        if !cert_budget {
+        let admitted = !seals.ring.has_certificate() || seals.cert_budget.admits(now, base.src);
+        if !admitted {
             self.counters.rx_cert_limited += 1;
             self.observed.note_claim(self.counters, base.src, SealFault::Certificate);
         }
-        cert_budget
+        admitted
     }
 
     /// Counts an OPEN whose handshake message is refused. Returns whether the cause is its

@@ -34,7 +34,7 @@ impl Openings {
     #[inline]
     pub(super) fn reset_deadline(&self, p: PeerIdx, t_dead_ns: u64) -> Option<Instant> {
         let pause = REFUSED_NS.min(t_dead_ns / 2);
-        self.pending_resets.get(&p).map(|note_unproven_reset| note_unproven_reset.since + pause)
+        self.pending_resets.get(&p).map(|pending| pending.since + pause)
     }
 }
 
@@ -53,12 +53,6 @@ impl Control<'_> {
     pub(super) fn take_due_reset(&mut self, p: PeerIdx) -> Option<RstOp> {
         let over = self.openings.reset_deadline(p, self.settings.t_dead_ns);
         let ends = self.turn.is_over(over);
-        ends.then(|| {
-            self.openings
-                .pending_resets
-                .remove(&p)
-                .map(|note_unproven_reset| note_unproven_reset.rst)
-        })
-        .flatten()
+        ends.then(|| self.openings.pending_resets.remove(&p).map(|pending| pending.rst)).flatten()
     }
 }

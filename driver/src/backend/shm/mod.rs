@@ -6,8 +6,7 @@
 //! - the only shared cache line of a short frame is the one that the frame starts in: no
 //!   read-modify-write, no index;
 //! - a sender killed half way through a frame has not published it, and no other sender's frames
-//!   are
-//!   behind it. In a shared ring the others would have to detect and skip its slot;
+//!   are behind it. In a shared ring the others would have to detect and skip its slot;
 //! - a sender's memory is bounded, and a full ring holds up only its own sender.
 //!
 //! The price is that a receiver has to know which rings to poll. It *watches* up to two rings
