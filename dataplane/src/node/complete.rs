@@ -1,4 +1,4 @@
-//! How transmit requests end: completed, failed, cancelled.
+//! The end of transmit requests: completion, failure, cancellation.
 
 use super::ops::WrFlags;
 use super::peer::Peers;
@@ -32,7 +32,7 @@ impl TxWrs {
         cntrs.count(cntr, Done::one(wr.len));
     }
 
-    /// Frees the record of request `w`, and its place in the transmit queue.
+    /// Frees the record of request `w` and its place in the transmit queue.
     #[inline(always)]
     fn release(&mut self, (peers, eps): (&mut Peers, &mut Eps), w: TxIdx) {
         let ep = self[w].ep;

@@ -13,8 +13,8 @@ use crate::types::Cqe;
 /// Maximum entries of a completion queue.
 const ENTRIES_MAX: usize = 1 << 24;
 
-/// Entries for completions of which no operation was posted: messages in a multi-receive, and
-/// remote CQ data.
+/// Entries for completions without a posted operation of their own: messages in a multi-receive,
+/// and remote CQ data.
 const UNPOSTED: usize = 1024;
 
 /// The completion queues of a node. A call that names a closed queue returns [`Error::BadFd`].
@@ -132,8 +132,8 @@ impl Cqs {
     }
 
     /// Passes the next completion to `reader`, if it is a success and nothing waits for room in the
-    /// queue. `None`, and nothing has happened, if the queue is empty; false if the call is for
-    /// [`cq_take`](super::Node::cq_take). The generation is NOT checked, as there.
+    /// queue. `None`, and nothing has changed, if the queue is empty; false if the caller has to
+    /// use [`cq_take`](super::Node::cq_take). The generation is NOT checked, as in `cq_take`.
     #[inline(always)]
     pub fn take_one(&mut self, cq: CqId, reader: impl Reader) -> Option<bool> {
         self.at_mut(cq.0.idx()).map_or(Some(false), |table| table.take_one(reader))

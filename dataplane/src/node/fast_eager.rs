@@ -105,8 +105,8 @@ impl Node {
         self.port.lossless
     }
 
-    /// Whether [`transmit`](Self::transmit) may have something to send, timers aside. Always true
-    /// on a port that may lose frames: acknowledgements may be due.
+    /// Whether [`transmit`](Self::transmit) may have something to send, timers not counted. Always
+    /// true on a port that may lose frames: acknowledgements may be due.
     #[inline(always)]
     pub fn has_due(&self) -> bool {
         self.due.todo.intersects(Todo::SEND | Todo::KEEP | Todo::ROOM)
@@ -119,17 +119,17 @@ impl Node {
         self.due.todo.contains(Todo::SEND) || self.coll.has_work()
     }
 
-    /// Whether nothing is left to do at the end of a burst: nothing is [due](Self::has_due), and no
+    /// Whether no work is left at the end of a burst: nothing is [due](Self::has_due), and no
     /// [answers](Self::has_answers) wait.
     #[inline(always)]
     pub fn is_at_rest(&self) -> bool {
-        self.due.todo.is_empty() || !self.coll.has_calls_on_boards() && cold(self.only_may_have())
+        self.due.todo.is_empty() || !self.coll.has_calls_on_boards() && cold(self.is_at_rest_slow())
     }
 
-    /// [`is_at_rest`](Self::is_at_rest) once some bit of `todo` is set, and no call through a board
-    /// is under way.
+    /// The slow part of [`is_at_rest`](Self::is_at_rest), for a `todo` word with a bit set and no
+    /// call through a board in progress.
     #[inline(never)]
-    fn only_may_have(&self) -> bool {
+    fn is_at_rest_slow(&self) -> bool {
         !self.has_due() && !self.has_answers()
     }
 
@@ -144,12 +144,12 @@ impl Node {
     #[inline(always)]
     pub fn passes(&mut self, now: Instant) -> bool {
         let by_time = self.wheel.passes(now);
-        by_time && ((self.due.todo - Todo::KEEP).is_empty() || self.passes_todo(now))
+        by_time && ((self.due.todo - Todo::KEEP).is_empty() || self.passes_slow(now))
     }
 
     /// The slow part of [`passes`](Self::passes), for a `todo` word with a bit set.
     #[inline(always)]
-    fn passes_todo(&mut self, now: Instant) -> bool {
+    fn passes_slow(&mut self, now: Instant) -> bool {
         if self.due.todo.intersects(Todo::SEND | Todo::ANSWER | Todo::COLL | Todo::ROOM) {
             cold(());
             let sends = self.due.todo.intersects(Todo::SEND | Todo::ANSWER);
@@ -474,7 +474,7 @@ impl Node {
         let Some(peer) = self.peers.at_mut(slot_of(sid_psn as u32)) else { return cold(false) };
         if peer.rx_quota == 0 && !peer.refill_rx_quota()
             || !peer.is_from(self.port.addr, &msg.head())
-            // One condition: two compile to more instructions.
+            // One condition: two conditions compile to more instructions.
             || (sid_psn ^ peer.next_sid_psn()) as usize | self.blocks.waiters.len() != 0
         {
             return cold(false);

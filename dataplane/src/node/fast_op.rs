@@ -1,5 +1,4 @@
-//! Records of one-sided operations on the fast path, and the request shape that an endpoint
-//! remembers.
+//! Records of one-sided operations on the fast path, and the request shape that an endpoint caches.
 
 use barewire_driver::mem::Span;
 
@@ -26,7 +25,7 @@ pub(crate) enum Form {
 impl Form {
     pub(crate) const ALL: [Self; 4] = [Self::Fetch, Self::Change, Self::Write, Self::Read];
 
-    /// Capabilities that an endpoint needs to post it.
+    /// Capabilities that an endpoint needs to post an operation of this kind.
     pub(crate) const fn caps(self) -> Caps {
         match self {
             Self::Fetch => Caps::ATOMIC.union(Caps::READ),
@@ -36,7 +35,7 @@ impl Form {
         }
     }
 
-    /// Completion flags, and the index of its counter in `Ep::rma_cntr`.
+    /// Completion flags of the kind, and the index of its counter in `Ep::rma_cntr`.
     pub(super) const fn outcome(self) -> (CqFlags, usize) {
         match self {
             Self::Fetch => FETCHED,

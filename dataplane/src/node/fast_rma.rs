@@ -63,7 +63,7 @@ pub struct FastCall {
     pub no_completion: bool,
 }
 
-/// A write: [`WriteReq`] with its memory borrowed, which has been read when the call returns true.
+/// A write: [`WriteReq`] with borrowed memory, which has been read when the call returns true.
 #[derive(Debug)]
 pub struct FastWrite<'a> {
     /// The bytes.
@@ -72,7 +72,7 @@ pub struct FastWrite<'a> {
     pub call: FastCall,
 }
 
-/// A read: [`ReadReq`] with its memory borrowed, which is taken if the call returns true.
+/// A read: [`ReadReq`] with borrowed memory, which is taken if the call returns true.
 #[derive(Debug)]
 pub struct FastRead<'a> {
     /// Destination of the bytes.
@@ -81,8 +81,8 @@ pub struct FastRead<'a> {
     pub call: FastCall,
 }
 
-/// An atomic operation: [`AtomicReq`] with its memory borrowed. `result` is taken if the call
-/// returns true.
+/// An atomic operation: [`AtomicReq`] with borrowed memory. `result` is taken if the call returns
+/// true.
 #[derive(Debug)]
 pub struct FastAtomic<'a> {
     /// Base, fetching or comparing.
@@ -151,8 +151,8 @@ impl Fetch {
             && self.kind == req.kind
     }
 
-    /// Checks a request shape and caches it in `ep`. `None`, and nothing changed, if it is invalid
-    /// or not for the fast path. (Its arguments fit the argument registers.)
+    /// Checks a request shape and caches it in `ep`. `None`, and nothing changed, if the shape is
+    /// invalid or not for the fast path. (The arguments fit the argument registers.)
     #[inline(never)]
     fn cache_shape(
         ep: &mut Ep,
@@ -216,7 +216,7 @@ trait FastRequest {
     /// Returns the memory of an operation that was not sent.
     fn return_result(&mut self, result: Span);
 
-    /// Sends its packet. False if the port did not take it.
+    /// Sends the operation's packet. False if the port did not take it.
     fn send(&self, to: &Endpoints<'_>, out: &mut impl FrameSink) -> bool;
 }
 
@@ -539,7 +539,7 @@ impl Node {
 }
 
 impl Operations<'_> {
-    /// Completes operation `w`. Its result is in place.
+    /// Completes operation `w`, whose result is in place.
     #[inline(always)]
     fn complete_fast_op(&mut self, p: PeerIdx, w: FastOpIdx) {
         let Some(op) = self.fast_ops.get(w) else { return };

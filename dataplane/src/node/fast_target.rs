@@ -695,7 +695,7 @@ fn answered(now: Instant, peer: &mut Peer, flying: u32) -> bool {
 struct AnswerFrame<'a, P> {
     base: PeerBase<'a>,
     reply_to: &'a wire::ReplyTo,
-    /// The answer asks for an acknowledgement.
+    /// The answer requests an acknowledgement.
     ar: bool,
     payload: P,
 }
@@ -713,7 +713,7 @@ trait Payload<const H: usize> {
     /// Length, bytes.
     fn len(&self) -> usize;
 
-    /// Writes the part of it that lies in the first `H` bytes: none by default.
+    /// Writes the part of the payload in the first `H` bytes of the frame: none by default.
     #[inline(always)]
     fn put(&self, _: &mut impl HeadOut) {}
 

@@ -163,8 +163,8 @@ impl Node {
         if err != WireError::UnknownType {
             return;
         }
-        // A type of a later minor version: the NACK says that this node does not have it, and the
-        // session continues.
+        // A type of a later minor version: the NACK reports that this node does not have it, and
+        // the session continues.
         let Some(raw) = Base::parse_raw(frame) else { return };
         let p = slot_of(raw.dst_sid);
         let next = self.peers.get(p).is_some_and(|peer| {
@@ -417,7 +417,8 @@ impl Node {
             match verdict {
                 Some((Verdict::Accept, _)) => self.advance_rcv_nxt(now, p, 1),
                 Some((Verdict::Refuse(reason), base)) => {
-                    // Clears its bit: the NOP in its place has the same PSN and must be accepted.
+                    // Clears the packet's bit: the NOP in its place has the same PSN and must be
+                    // accepted.
                     self.peers[p].rcv.clear(next, &mut self.bitmaps);
                     self.refuse_or_drop(now, p, &base, reason);
                 }
@@ -642,8 +643,8 @@ impl Objects<'_> {
 }
 
 impl Control<'_> {
-    /// Counts the bytes of a received frame on a lossy path. (A lossless port counts bytes by peer
-    /// itself.)
+    /// Counts the bytes of a received frame on a lossy path. (A lossless port counts the bytes per
+    /// peer itself.)
     #[inline(always)]
     pub(super) fn count_received(&mut self, p: PeerIdx, frame: &RxFrame<'_>) {
         if !self.peers[p].path.is_lossless() {

@@ -35,7 +35,7 @@ const SLOT_BITS: u32 = 20;
 const SLOT_MASK: u64 = (1 << SLOT_BITS) - 1;
 
 impl Node {
-    /// Most regions that a node can be set to ([`NodeSettings::mr_max`]).
+    /// Maximum regions that a node can be set to ([`NodeSettings::mr_max`]).
     pub const MR_MAX: usize = 1 << SLOT_BITS;
 }
 
@@ -52,12 +52,14 @@ pub struct MrReq {
     pub access: MrAccess,
     /// The application's key; `None` draws one that cannot be guessed.
     pub requested_key: Option<u64>,
-    /// Remote addresses are addresses of this process (`FI_MR_VIRT_ADDR`), else offsets from 0.
+    /// Remote addresses are addresses of this process (`FI_MR_VIRT_ADDR`); otherwise they are
+    /// offsets from 0.
     pub virt_addr: bool,
-    /// The one endpoint that peers reach it through (`FI_MR_ENDPOINT`); `None`: any.
+    /// The one endpoint that peers must address to reach the region (`FI_MR_ENDPOINT`); `None`: any
+    /// endpoint.
     pub ep: Option<EpId>,
-    /// Which other agents change the memory by atomics: processes that registered the same memory,
-    /// or threads of this one. All but [`Sharing::Single`] cost locked instructions.
+    /// Other agents that change the memory by atomics: processes that registered the same memory,
+    /// or threads of this one. All values but [`Sharing::Single`] cost locked instructions.
     pub sharing: Sharing,
 }
 

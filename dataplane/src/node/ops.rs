@@ -292,15 +292,15 @@ pub(crate) struct UnexpectedMsg {
     pub(crate) chain: Chain,
     /// Every segment has arrived.
     pub(crate) complete: bool,
-    /// Claimed: a peek or an announcement took it out of matching.
+    /// A peek or an announcement took the message out of matching.
     pub(crate) claimed: bool,
     /// The receive that waits for the last segment, or `NONE`.
     pub(crate) recv: RecvIdx,
     /// Offset in that receive's buffer at which the message is placed.
     pub(crate) base: u64,
-    /// Its session ended before it was pulled: claiming it gives an error.
+    /// The session ended before the message was pulled: claiming it returns an error.
     pub(crate) dead: bool,
-    /// Discarded: freed when the last segment arrives.
+    /// The message was discarded: it is freed when the last segment arrives.
     pub(crate) discard: bool,
 }
 
@@ -403,7 +403,7 @@ linked!(0, queue);
 linked!(1, of_peer);
 linked!(2, wait);
 
-/// A packet that arrived out of order and waits for an earlier one. Its bytes lie in
+/// A packet that arrived out of order and waits for an earlier one. Its bytes are in
 /// `Reorder::bytes`, in the frame-sized slot with its index.
 #[derive(Debug)]
 pub(crate) struct OooPacket {

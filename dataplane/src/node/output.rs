@@ -299,8 +299,8 @@ impl Node {
         true
     }
 
-    /// Sends messages, pulled data and responses by turns. False if more waits and the window is
-    /// open.
+    /// Sends messages, pulled data and responses in turns. False if more is queued and the window
+    /// is open.
     fn serve_messages(&mut self, now: Instant, p: PeerIdx, out: &mut dyn FrameSink) -> bool {
         let begun = self.peers[p].snd.nxt;
         for _ in 0..TURN {
@@ -715,8 +715,8 @@ impl Sending<'_> {
         Packet { ty, psn: peer.snd.nxt, op, body, wr, ar, ends, rtx: false }
     }
 
-    /// Sends a packet with the next PSN, and records it for retransmission if `keep`. False if the
-    /// port did not take it: nothing has changed.
+    /// Sends a packet with the next PSN, and records it for retransmission if `keep`. False, and
+    /// nothing has changed, if the port did not take it.
     #[inline]
     pub(super) fn send_numbered(
         &mut self,

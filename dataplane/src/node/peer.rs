@@ -453,7 +453,7 @@ impl Peer {
     /// Its endpoint `ep` as the source of a message; `p` is the number of the peer.
     #[inline(always)]
     pub(crate) fn src(&self, p: PeerIdx, ep: u16) -> Src {
-        Src::of(p, ep).under(self.tenant)
+        Src::of(p, ep).with_tenant(self.tenant)
     }
 
     /// Whether a frame's addresses are those of the peer and of this node (`own`).

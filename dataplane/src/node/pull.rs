@@ -102,7 +102,7 @@ impl Pulls {
         idx
     }
 
-    /// Takes a pull out of every list, frees it, and returns it.
+    /// Removes a pull from every list, frees it, and returns it.
     pub(super) fn free(&mut self, peers: &mut Peers, idx: PullIdx) -> Pull {
         let peer = &mut peers[self[idx].peer];
         self.settle(peer, idx);
@@ -255,7 +255,7 @@ impl Operations<'_> {
         PullEngine { pulls, peers, tx, due, now: turn.polled_at }
     }
 
-    /// Takes a segment of a pulled message, in any order.
+    /// Places a segment of a pulled message, in any order.
     pub(crate) fn on_data(
         &mut self,
         p: PeerIdx,

@@ -1,7 +1,7 @@
 //! The receiving side of messages: matching, placing, unexpected messages, completions.
 //!
-//! Packets reach this file in order, each once. Lengths are not trusted: the codec checked them
-//! against the frame, and they are checked against the buffer here.
+//! Packets are executed here in order, each once. Lengths are not trusted: the codec has checked
+//! them against the frame, and they are checked against the buffer here.
 
 use std::ops::{Index, IndexMut};
 

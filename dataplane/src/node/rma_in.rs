@@ -192,7 +192,7 @@ impl Operations<'_> {
         self.pull_engine().serve_waiting_pulls();
     }
 
-    /// Takes a RESP: the answer to a request, or the refusal of a read.
+    /// Processes a RESP: the answer to a request, or the refusal of a read.
     pub(crate) fn on_resp(
         &mut self,
         p: PeerIdx,

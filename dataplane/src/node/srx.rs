@@ -254,7 +254,7 @@ impl Objects<'_> {
         self.deferred_ep(EpId(self.eps.handle(e)), cntr).map_or(e, |deferred| deferred.0.idx())
     }
 
-    /// Cancels a receive of context `s`. An endpoint that shares it reports it.
+    /// Cancels a receive of context `s`. An endpoint that shares the context reports it.
     pub(super) fn cancel_shared(&mut self, s: EpIdx, kind: MsgKind, recv: RecvIdx) -> Result<()> {
         if self.eps[s].sharers == Some(0) {
             self.eps.drop_shared(self.posted, s, kind, recv);

@@ -51,7 +51,7 @@ static TYPES: [[u32; AtomicOp::ALL.len()]; AtomicKind::ALL.len()] = {
     all
 };
 
-/// Most elements of `ty` in one call, whatever the form.
+/// Maximum elements of `ty` in one call of any form.
 pub const fn count_max(ty: Datatype) -> usize {
     OPERAND_LEN_MAX / ty.size()
 }
@@ -84,14 +84,14 @@ mod tests {
     use super::*;
     use barewire_driver::mem::IoBuf;
 
-    /// The combinations that a form's part of the table holds.
+    /// The combinations in a form's part of the table.
     fn pairs(kind: AtomicKind) -> Vec<(AtomicOp, Datatype)> {
         let all =
             AtomicOp::ALL.iter().flat_map(|op| Datatype::ALL.iter().map(move |ty| (*op, *ty)));
         all.filter(|(op, ty)| valid(kind, *op, *ty)).collect()
     }
 
-    /// Goal: the counts of the acceptance list, and the cells that a form can ask for at all.
+    /// Goal: the counts of the acceptance list, and the number of cells of all forms.
     #[test]
     #[cfg(target_arch = "x86_64")]
     fn the_table_has_546_pairs() {

@@ -115,7 +115,7 @@ impl BlockPool {
         }
     }
 
-    /// The address and length of the piece that lies in the first block, for an announcement.
+    /// The address and length of the piece in the first block, for an announcement.
     pub fn first_piece(&self, chain: &Chain) -> (u64, usize) {
         if chain.is_empty() {
             return (0, 0);

@@ -31,8 +31,8 @@ use crate::types::Tenant;
 /// | 0..16 | endpoint |
 /// | 16..40 | peer |
 /// | 40..48 | tenant |
-/// | 62 | set: a receive takes messages of anyone of the tenant |
-/// | 63 | set: nobody known |
+/// | 62 | set: a receive takes messages of any sender of the tenant |
+/// | 63 | set: unknown sender |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Src(pub u64);
 
@@ -51,13 +51,13 @@ impl Src {
 
     /// The same sender, as a peer of `tenant`.
     #[inline]
-    pub const fn under(self, tenant: Tenant) -> Self {
+    pub const fn with_tenant(self, tenant: Tenant) -> Self {
         Self(self.0 | (tenant.get() as u64) << Self::TENANT_AT)
     }
 
     /// As a receive's source: messages from any sender of `tenant`. No message has this source.
     pub const fn any_of(tenant: Tenant) -> Self {
-        Self(Self::ANY_OF).under(tenant)
+        Self(Self::ANY_OF).with_tenant(tenant)
     }
 
     const TENANT_AT: u32 = 40;
@@ -363,7 +363,7 @@ impl<const N: usize> Matcher<N> {
         Some((taken, pool.discard(idx)))
     }
 
-    /// Receives that [`take_first`](Self::take_first) has taken out so far.
+    /// Number of receives that [`take_first`](Self::take_first) has taken out.
     pub fn taken(&self) -> u64 {
         self.taken
     }
@@ -379,8 +379,7 @@ impl<const N: usize> Matcher<N> {
         self.special & SHUT != 0
     }
 
-    /// Takes a posted receive out, so that nothing matches it any more. Its slot stays in use until
-    /// [`Slab::free`].
+    /// Takes a posted receive out of matching. Its slot stays in use until [`Slab::free`].
     #[inline]
     pub fn unlink_posted<P: Receive>(&mut self, pool: &mut PostedPool<P>, idx: RecvIdx) {
         let Posted { tag, ignore, src, ref payload, .. } = pool[idx];
@@ -473,8 +472,7 @@ impl<const N: usize> Matcher<N> {
         self.find_unexpected(pool, |m| (m.tag ^ tag) & !ignore == 0 && src.accepts(m.src))
     }
 
-    /// Takes an unexpected message out, so that no receive matches it any more. Its slot stays in
-    /// use until [`Slab::free`].
+    /// Takes an unexpected message out of matching. Its slot stays in use until [`Slab::free`].
     #[inline]
     pub fn unlink_unexpected<U>(&mut self, pool: &mut UnexpectedPool<U>, idx: UnexpectedIdx) {
         let tag = pool[idx].tag;
@@ -831,7 +829,7 @@ mod tests {
         }
 
         /// Whether the message was taken on the fast path: never unless its receive is plain, and
-        /// always if all that are posted are.
+        /// always if all posted receives are plain.
         fn arrive_short(
             &mut self,
             ep: usize,
@@ -986,11 +984,11 @@ mod tests {
         assert!(reached && found.is_err());
     }
 
-    /// How many receives a message is compared with, while 10^4 others are posted.
+    /// Goal: the number of receives that a message is compared with does not grow with 10^4 others.
     #[test]
     fn matching_does_not_walk_the_posted_receives() {
         const DEPTH: u64 = 10_000;
-        // Tags as MPI libraries build them: counting up, in the upper bits, and all the same.
+        // Tags as MPI libraries build them: counting up, in the upper bits, and all equal.
         for (tags, tag_of) in [
             ("counting", (|i| i) as fn(u64) -> u64),
             ("upper bits", |i| i << 40),

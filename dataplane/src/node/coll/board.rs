@@ -420,11 +420,11 @@ impl Group {
     /// it could put them.
     #[inline]
     fn lost_on_board(&self) -> Option<Error> {
-        if self.is_whole { None } else { cold(self.lost_member()) }
+        if self.is_whole { None } else { cold(self.lost_on_board_slow()) }
     }
 
-    /// The rest of [`lost_on_board`](Self::lost_on_board) once a member is gone.
-    fn lost_member(&self) -> Option<Error> {
+    /// The slow part of [`lost_on_board`](Self::lost_on_board), for a group with a lost member.
+    fn lost_on_board_slow(&self) -> Option<Error> {
         let BoardState::Attached(calls) = &self.shared else { return None };
         calls.callers().next()?;
         (0..).zip(&self.members).find_map(|(rank, m)| {

@@ -1,20 +1,20 @@
-//! Calls on a board whose members vanish.
+//! Calls on a board whose members die.
 
 use std::ops::Range;
 
 use super::*;
 
-/// What all members put.
+/// The mark that all members put.
 const MARK: u64 = 9;
 
-/// The slots of two members. All have put something, until somebody takes the place of the second,
-/// once that was collected.
+/// The slots of two members. Both have put their contributions, until the slot of the second is
+/// reused by another process after it was collected.
 #[derive(Debug, Default)]
-struct Taken {
-    is_taken: bool,
+struct ReusedSlot {
+    is_reused: bool,
 }
 
-impl Board for Taken {
+impl Board for ReusedSlot {
     fn name(&self) -> u64 {
         1
     }
@@ -26,7 +26,7 @@ impl Board for Taken {
     fn put(&mut self, _: u32, _: u64, _: &Span, _: usize) {}
 
     fn mark(&self, rank: u32, _: u32) -> Option<u64> {
-        (!self.is_taken || rank == 0).then_some(MARK)
+        (!self.is_reused || rank == 0).then_some(MARK)
     }
 
     fn take(&self, _: u32, _: u32, _: usize, _: (&IoBuf, usize), _: usize) {}
@@ -41,19 +41,19 @@ impl Board for Taken {
     }
 
     fn replaced(&mut self, ranks: Range<u32>, _: u32) -> Option<u32> {
-        self.is_taken = true;
+        self.is_reused = true;
         ranks.contains(&1).then_some(1)
     }
 
     fn done(&mut self, _: u32) {
-        assert!(!self.is_taken, "what was read is another's");
+        assert!(!self.is_reused, "the contribution was read from a reused slot");
     }
 }
 
-/// Goal: what was read of a member is no result if somebody has taken its place by then: the call
-/// waits for that member, whose loss ends it.
+/// Goal: a contribution read from a slot that was reused meanwhile gives no result: the call waits
+/// for the former member, whose loss ends it.
 #[test]
-fn a_call_that_read_what_another_put_does_not_end_well() {
+fn a_call_that_read_a_reused_slot_does_not_succeed() {
     let sums = Some((AtomicOp::Sum, Datatype::Uint64));
     for (kind, count, reduce) in [
         (Kind::Allreduce, 1, sums),
@@ -65,7 +65,7 @@ fn a_call_that_read_what_another_put_does_not_end_well() {
         let shape = Shape { kind, n: 2, me: 0, root: 0, count, size: 8, in_place };
         let part = Part::of((1, MARK), shape, reduce, true);
         assert!(part.by_board);
-        let board = AnyBoard::from(Box::<Taken>::default() as Box<dyn Board>);
+        let board = AnyBoard::from(Box::<ReusedSlot>::default() as Box<dyn Board>);
         let mut calls = Calls::new(board, 2).unwrap();
         let memory = || IoBuf::leaked(&[0; 32]).take_one().unwrap();
         let caller = Some(Caller { context: 1, wanted: true });
