@@ -45,7 +45,7 @@ pub(crate) struct CqCold {
     bound: [u64; 2],
 }
 
-const _: () = assert!(Table::<CqTable>::SLOT_LEN == 128, "a shift finds it");
+const _: () = assert!(Table::<CqTable>::SLOT_LEN == 128, "a shift finds a slot");
 
 impl CqTable {
     pub(crate) fn new(cq: Cq) -> Self {

@@ -230,7 +230,7 @@ impl Node {
     /// now on. Where this is inlined it makes no call, so no register is saved over one.
     #[inline(always)]
     pub fn try_send_cached(&mut self, ep: EpId, req: &SendReq, out: &mut impl FrameSink) -> bool {
-        let clock = || unreachable!("nobody begins to wait");
+        let clock = || unreachable!("no silence begins to count");
         self.send_eager::<Cached>(ep, req, out, clock).is_some()
     }
 
@@ -685,12 +685,12 @@ pub(super) fn queue_of_reserved<'a>(
     reader: &impl Reader,
 ) -> Option<&'a mut Cq> {
     if reader.reads(cq) && may_reserve_more(*reserved) {
-        debug_assert!(cqs[cq].cq.is_empty(), "what is in the queue comes first");
+        debug_assert!(cqs[cq].cq.is_empty(), "queued completions come first");
         *reserved += 1;
         return None;
     }
     *used -= 1;
-    Some(&mut cqs.at_mut(cq).expect("what was posted has a queue").cq)
+    Some(&mut cqs.at_mut(cq).expect("a posted operation has a queue").cq)
 }
 
 /// The completion of a receive with the message from `src`. Most fields are read when the

@@ -135,7 +135,7 @@ impl FastOp {
     }
 }
 
-const _: () = assert!(size_of::<FastOp>() <= 40, "there is one for every transmit request");
+const _: () = assert!(size_of::<FastOp>() <= 40, "one record per transmit request");
 
 impl FastOp {
     /// Set in the ids of these records on the wire, to distinguish them from slots of `Node::rma`.

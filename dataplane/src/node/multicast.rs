@@ -288,7 +288,7 @@ impl Posting<'_> {
         let number = Psn(multicast.sent);
         let control = self.sessions.port.control(Station::BROADCAST, Ty::Mcast, 0, number);
         let base = Base { plen: len as u16, ..control };
-        let mut bytes = self.groups.free.pop().expect("a free buffer was seen");
+        let mut bytes = self.groups.free.pop().expect("a free buffer was checked");
         bytes.clear();
         bytes.resize(payload_off + len, 0);
         let (head, rest) = bytes.split_first_chunk_mut().expect("a head holds a base");

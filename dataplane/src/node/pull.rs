@@ -91,12 +91,12 @@ impl Pulls {
 
     /// Adds a pull from `peer`. The caller has checked that a record is free.
     pub(super) fn add(&mut self, peer: &mut Peer, pull: Pull) -> PullIdx {
-        let mut idx = self.records.alloc(pull).expect("a free record was seen");
+        let mut idx = self.records.alloc(pull).expect("a free record was checked");
         // No pull has generation 0 in its READs: a slot whose generation has wrapped after 2^32
         // uses is skipped once.
         if self.records.generation(idx) == 0 {
             let pull = self.records.free(idx);
-            idx = self.records.alloc(pull).expect("it was freed");
+            idx = self.records.alloc(pull).expect("a slot was just freed");
         }
         peer.pulls.push_back(self, idx);
         idx

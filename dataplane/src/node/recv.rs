@@ -101,7 +101,7 @@ impl Receives {
         buf: &mut IoBuf,
     ) -> RecvIdx {
         let recv = matcher.post(&mut self.pool, tag, ignore, src, wr);
-        let recv = recv.unwrap_or_else(|_| unreachable!("a free slot was seen"));
+        let recv = recv.unwrap_or_else(|_| unreachable!("a free slot was checked"));
         if buf.as_one().is_none() {
             let at = recv.at();
             if self.lists.len() <= at {
@@ -228,7 +228,7 @@ impl Receiving<'_> {
             ReassemblyDst::Store { msg } => {
                 let chain = &mut self.sessions.unexpected[msg].payload.chain;
                 let kept = self.sessions.blocks.pool.append(chain, frame, off, len);
-                assert!(kept, "blocks were promised with the credit");
+                assert!(kept, "credit covers the blocks");
             }
             ReassemblyDst::Nowhere => {}
         }
@@ -510,7 +510,7 @@ impl Objects<'_> {
                 let msg = self.add_unexpected(e, &head, NONE, 0);
                 let unexpected = &mut self.unexpected[msg].payload;
                 let kept = self.blocks.pool.append(&mut unexpected.chain, frame, off, len);
-                assert!(kept, "blocks were promised with the credit");
+                assert!(kept, "credit covers the blocks");
                 unexpected.complete = true;
                 self.announce(e, msg);
             }
@@ -648,7 +648,7 @@ impl Objects<'_> {
         let added = matcher.add_unexpected(self.unexpected, src, head.tag, unexpected);
         self.counters.msgs_unexpected += 1;
         self.peers[head.peer].unexpected += 1;
-        added.unwrap_or_else(|_| unreachable!("a record was promised with the credit"))
+        added.unwrap_or_else(|_| unreachable!("credit covers the record"))
     }
 
     /// Frees the record and blocks of a message that is out of matching.

@@ -359,7 +359,7 @@ impl Operations<'_> {
 
     fn alloc_rma(&mut self, args: &CheckedArgs, len: u64, kind: RmaKind, iov: RmaList) -> TxIdx {
         let rma = Rma { kind, iov, at: 0, done: 0, seq: 0, pull: PullIdx::NONE };
-        let r = self.tx.rma.alloc(rma).expect("as many records as requests");
+        let r = self.tx.rma.alloc(rma).expect("one record per request");
         let (ends, eps) = ((args.peer, args.e), (args.dst_ep, self.objects.eps[args.e].number));
         let wr = TxWr::new(args.context, ends, eps, args.flags);
         self.tx.alloc(TxWr { rx_ctx: args.rx_ctx, data: args.data, len, pull_op: r.get(), ..wr })

@@ -384,7 +384,7 @@ impl Responder<'_> {
     /// Queues a response for its peer.
     pub(crate) fn add_response(&mut self, response: Response) {
         let p = response.peer;
-        let j = self.responses.alloc(response).expect("a free slot was seen");
+        let j = self.responses.alloc(response).expect("a free slot was checked");
         self.target.waiting += 1;
         let peer = &mut self.objects.peers[p];
         peer.responses += 1;

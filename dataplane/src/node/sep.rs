@@ -33,7 +33,7 @@ pub(crate) struct Numbers {
 impl Default for Numbers {
     fn default() -> Self {
         let at: Box<[_]> = vec![Ep::UNUSED_SLOT.get(); 1 << 16].into();
-        let at = at.try_into().expect("they are as many");
+        let at = at.try_into().expect("the lengths are equal");
         Self { at, kept: Slab::with_capacity(SEPS) }
     }
 }

@@ -58,7 +58,7 @@ impl TxWrs {
     /// Takes a record. The caller has checked that one is free.
     #[inline]
     pub(super) fn alloc(&mut self, wr: TxWr) -> TxIdx {
-        let w = self.wrs.alloc_with(|_| wr).expect("a free slot was seen");
+        let w = self.wrs.alloc_with(|_| wr).expect("a free slot was checked");
         if self.inject.len() <= w.at() {
             self.touch(w);
         }

@@ -200,12 +200,12 @@ impl<const N: usize> Matcher<N> {
         } else {
             let (seq, link) = (self.seq, Link::default());
             let idx = pool.alloc(Posted { tag, ignore, src, payload, seq, link });
-            let idx = idx.expect("a free slot was seen");
+            let idx = idx.expect("a free slot was checked");
             self.wild.push_back(pool, idx);
             self.seq = seq + 1;
             Some(idx)
         };
-        Ok(idx.expect("a free slot was seen"))
+        Ok(idx.expect("a free slot was checked"))
     }
 
     /// [`post`](Self::post) for a simple receive that ignores no bit and takes messages from any
@@ -573,7 +573,7 @@ impl<const N: usize, K: Idx> Table<N, K> {
 
     fn new() -> Self {
         let ends: Box<[_]> = vec![[0; 2]; N].into();
-        Self { ends: ends.try_into().expect("they are as many"), _named_by: PhantomData }
+        Self { ends: ends.try_into().expect("the lengths are equal"), _named_by: PhantomData }
     }
 
     /// The bucket: the upper bits of the product, since only these depend on every bit of the tag.

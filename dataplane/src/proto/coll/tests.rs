@@ -1,6 +1,6 @@
 //! Schedules on plain memory: every kind, many groups, every algorithm, any order of events,
-//! against the definition. Messages are read when they arrive, not when they are posted, so a
-//! schedule that writes what is still being sent is found.
+//! compared with the definition. Messages are read when they arrive, not when they are posted, so a
+//! schedule that overwrites a buffer in flight is detected.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -13,7 +13,7 @@ use super::program::Program;
 use super::run::{Action, Run};
 use super::{Area, Kind, Local, Place, Round, Shape, Slice};
 
-/// Canary before and after every memory.
+/// Bytes of canary before and after every memory.
 const GUARD: usize = 24;
 const CANARY: u8 = 0xa5;
 
@@ -89,7 +89,7 @@ impl Member {
     }
 }
 
-/// A scratch that holds a copy of `bytes`.
+/// Creates scratch memory that holds a copy of `bytes`.
 trait LeakedScratch {
     fn leaked_scratch(bytes: &[u8]) -> Scratch;
 }
@@ -110,7 +110,7 @@ impl Group {
         (self.rng >> 11) as usize % below
     }
 
-    /// Does one thing somewhere; false if there is nothing.
+    /// Executes one random event; false if there is none.
     fn step(&mut self) -> bool {
         let members = self.members.len();
         let first = self.random(members + self.flights.len());
@@ -163,7 +163,7 @@ impl Group {
             self.members[f.from].run.sent(f.round);
             return true;
         }
-        // In order between two members with one step.
+        // Messages between two members with one step arrive in order.
         let (from, to, step) = (f.from, f.to, f.step);
         let same = |g: &Flight| !g.arrived && (g.from, g.to, g.step) == (from, to, step);
         if self.flights[..at].iter().any(same) {
@@ -186,7 +186,7 @@ impl Group {
     }
 }
 
-/// The source of `member`.
+/// The source buffer of `member`.
 fn input(member: u32, elements: u64, float: bool) -> Vec<u8> {
     let word = |i: u64| {
         let x = (u64::from(member) << 32 ^ i).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -241,7 +241,7 @@ fn check(shape: Shape, plan: &Plan, float: bool, seed: u64) -> Vec<Vec<u8>> {
     results
 }
 
-/// What the definition says.
+/// The result by the definition.
 fn expected(s: &Shape) -> Vec<u8> {
     let (n, count) = (s.n, s.count);
     let words = |member: u32, elements: u64| -> Vec<u64> {
@@ -281,19 +281,19 @@ fn shape(kind: Kind, n: u32, root: u32, count: u64) -> Shape {
     Shape { kind, n, me: 0, root, count, size: 8, in_place: false }
 }
 
-/// Every way in which `n` members lie on more than one node.
+/// Every layout of `n` members on more than one node.
 fn layouts(n: u32) -> Vec<Layout> {
     let locals = (2..n).filter(|local| n.is_multiple_of(*local));
     locals.flat_map(|local| [true, false].map(|packed| Layout { local, packed })).collect()
 }
 
-/// Every algorithm there is for `kind` and `n`.
+/// Every algorithm for `kind` and `n`.
 fn plans(kind: Kind, n: u32) -> Vec<Plan> {
     if n == 1 {
         return vec![Plan::Alone];
     }
     let radixes = || [2, 3, 4, 7, n.min(RADIX_MAX)].into_iter().filter(|&k| k <= n.max(2));
-    // Cheap messages make small factors, dear rounds make large ones.
+    // Cheap messages give small factors, expensive rounds give large ones.
     let all_factors = |n: u32| {
         [(0, 1), (1, 0), (3, 1)]
             .into_iter()
@@ -333,8 +333,8 @@ fn plans(kind: Kind, n: u32) -> Vec<Plan> {
     plans
 }
 
-/// Goal: every algorithm computes what the definition says, for any group, root and count, in any
-/// order of events, and touches nothing else.
+/// Goal: every algorithm computes the defined result, for any group, root and count, in any order
+/// of events, and touches no other memory.
 #[test]
 fn every_algorithm_is_right_for_every_group() {
     let mut seed = 1;
@@ -358,9 +358,10 @@ fn every_algorithm_is_right_for_every_group() {
     }
 }
 
-/// Goal: what the model chooses is right too, for long vectors and larger groups, in place or not.
+/// Goal: the plans that the model chooses are right too, for long vectors and larger groups, in
+/// place or not.
 #[test]
-fn what_the_model_chooses_is_right() {
+fn plans_chosen_by_the_model_are_right() {
     for n in [2, 3, 5, 8, 13, 17, 37] {
         for kind in Kind::ALL {
             for force in [Force::No, Force::Latency, Force::Bandwidth] {
@@ -379,15 +380,16 @@ fn what_the_model_chooses_is_right() {
     }
 }
 
-/// The root of a reduce, and everybody of an allreduce, has source and result in one memory.
+/// In place: the root of a reduce, and every member of an allreduce, has source and result in one
+/// memory.
 fn check_in_place(s: Shape, plan: &Plan) {
     if s.kind == Kind::Allreduce {
         check(Shape { in_place: true, ..s }, plan, false, 3);
     }
 }
 
-/// Goal: all members of an allreduce have the same bits, whatever the order of events, and a run
-/// later as well (CR9).
+/// Goal: all members of an allreduce have the same bits, whatever the order of events, and so does
+/// a later run (CR9).
 #[test]
 fn floats_are_the_same_bits_on_all_members_and_in_all_runs() {
     for n in [2, 3, 4, 7, 8, 12, 16, 17] {
@@ -403,7 +405,7 @@ fn floats_are_the_same_bits_on_all_members_and_in_all_runs() {
     }
 }
 
-/// Goal: the plan does not depend on who asks.
+/// Goal: the plan does not depend on the member that chooses.
 #[test]
 fn all_members_choose_the_same() {
     for n in [2, 6, 10_007] {
@@ -420,7 +422,8 @@ fn all_members_choose_the_same() {
     }
 }
 
-/// Goal: the numbers are those of the port, and another algorithm costs least by another port.
+/// Goal: the model's numbers are those of the port, and another port makes another algorithm
+/// cheapest.
 #[test]
 fn numbers_are_those_of_the_port() {
     let caps = |lossless, via_kernel, link_bps| PortCaps {
@@ -442,7 +445,7 @@ fn numbers_are_those_of_the_port() {
     assert_eq!(numbers(false, false, 100_000_000_000), [2500, 100, 80, 60]);
     assert_eq!(numbers(false, false, 0), [2500, 100, 800, 60]);
     assert_eq!(numbers(false, true, 1_000_000_000), [10_000, 1000, 8000, 60]);
-    // A kernel is slower than the link; and there are slower links than one that can be told.
+    // A kernel is slower than the link; and some links are slower than the model can express.
     assert_eq!(numbers(false, true, 400_000_000_000), [10_000, 1000, 440, 60]);
     assert_eq!(numbers(false, false, 1), [2500, 100, 1_000_000, 60]);
     assert_eq!(numbers(false, false, u64::MAX), [2500, 100, 1, 60]);
@@ -452,7 +455,7 @@ fn numbers_are_those_of_the_port() {
     assert!(matches!(memory, Plan::Multiply { .. }) != matches!(slow, Plan::Multiply { .. }));
 }
 
-/// Goal: whatever numbers others tell, there is a plan, and its cost is no overflow.
+/// Goal: whatever numbers other members send, there is a plan, and its cost does not overflow.
 #[test]
 fn no_numbers_are_too_large() {
     for words in [[0; MODEL_WORDS], [u64::MAX; MODEL_WORDS], [1, u64::MAX, 0, u64::MAX]] {
@@ -471,7 +474,7 @@ fn no_numbers_are_too_large() {
     }
 }
 
-/// Goal: rounds grow with the logarithm of the group.
+/// Goal: the number of rounds grows with the logarithm of the group.
 #[test]
 fn few_rounds_reach_many() {
     let model = Model { alpha_ns: 2500, o_ns: 60, beta_ps: 80, gamma_ps: 33, force: Force::No };
