@@ -1,13 +1,13 @@
 //! Writes an archive in the format that the kernel unpacks at boot ("newc" cpio).
 //!
-//! Everything belongs to root. The kernel makes no folder that the archive does not name, so those
-//! on the way to a file are written before it.
+//! Everything belongs to root. The kernel creates no folder that the archive does not contain, so
+//! the parent folders of a file are written before it.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-/// An archive in the making.
+/// An archive that is being written.
 #[derive(Default)]
 pub(crate) struct Archive {
     bytes: Vec<u8>,
@@ -36,7 +36,7 @@ impl Archive {
         self.entry(path, DIR | mode, &[]);
     }
 
-    /// Adds a file, unless one is there already.
+    /// Adds a file, unless the archive has it already.
     pub(crate) fn file(&mut self, path: &str, mode: u32, content: &[u8]) {
         let path = path.trim_matches('/');
         if self.seen.contains(path) {
@@ -51,7 +51,7 @@ impl Archive {
     /// Adds a copy of the host's file `from`, with its mode.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The file cannot be read.
     pub(crate) fn copy(&mut self, from: &Path, to: &str) -> Result<(), String> {
         let failed = |why| format!("{}: {why}", from.display());
         let content = std::fs::read(from).map_err(failed)?;

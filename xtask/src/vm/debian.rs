@@ -1,4 +1,4 @@
-//! Debian packages that are downloaded and unpacked under `target/vm`, never installed.
+//! Debian packages that are downloaded and unpacked under `target/vm`, but not installed.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -8,14 +8,14 @@ use nix::fcntl::{Flock, FlockArg};
 
 use super::NotHere;
 
-/// Where lists of another suite are meanwhile.
+/// Folder of the package lists of another suite.
 const LISTS: &str = "apt";
 
-/// What `find` sees in `root` of `dir`, which `fill` unpacks once, whoever else asks meanwhile:
-/// guests start side by side, in one process and in several.
+/// The result of `find` in the folder `root` of `dir`, which `fill` unpacks once, although guests
+/// start in parallel in one process and in several.
 ///
 /// # Errors
-/// [`NotHere`]: of `fill`, or it has filled in something else.
+/// [`NotHere`]: `fill` failed, or `find` finds nothing in the unpacked files.
 pub(super) fn unpacked<T>(
     dir: &Path,
     find: impl Fn(&Path) -> Option<T>,
@@ -23,7 +23,7 @@ pub(super) fn unpacked<T>(
 ) -> Result<T, NotHere> {
     let failed = |why: std::io::Error| NotHere(format!("{}: {why}", dir.display()));
     std::fs::create_dir_all(dir).map_err(failed)?;
-    // Free again when it is closed, also by the kernel after a kill.
+    // The lock is released when the file is closed, also by the kernel after a kill.
     let lock = File::create(dir.join("lock")).map_err(failed)?;
     let _lock =
         Flock::lock(lock, FlockArg::LockExclusive).map_err(|(_, why)| failed(why.into()))?;
@@ -32,12 +32,12 @@ pub(super) fn unpacked<T>(
         return Ok(found);
     }
     for old in [&fresh, &root] {
-        // Left by somebody who was killed, or of another release; that there is none is fine.
+        // Left by a killed run, or by another release; it may not exist.
         let _ = std::fs::remove_dir_all(old);
     }
     std::fs::create_dir_all(&fresh).map_err(failed)?;
     fill(&fresh)?;
-    // Under this name it is whole.
+    // The final name appears only when the files are complete.
     std::fs::rename(&fresh, &root).map_err(failed)?;
     find(&root).ok_or_else(|| NotHere(format!("{} is not what was wanted", root.display())))
 }
@@ -45,7 +45,7 @@ pub(super) fn unpacked<T>(
 /// Downloads a package with `options` of apt and unpacks it to `root`.
 ///
 /// # Errors
-/// [`NotHere`], with what apt or dpkg said.
+/// [`NotHere`], with the output of apt or dpkg.
 pub(super) fn fetch(root: &Path, package: &str, options: &[String]) -> Result<(), NotHere> {
     println!("fetching {package} to {}", root.display());
     let mut download = apt(options);
@@ -56,14 +56,13 @@ pub(super) fn fetch(root: &Path, package: &str, options: &[String]) -> Result<()
     });
     let deb = deb.ok_or_else(|| NotHere(format!("{package} did not arrive")))?;
     succeed(quiet("dpkg-deb").arg("-x").arg(&deb).arg(root))?;
-    // Unpacked it is all there.
+    // The unpacked files suffice.
     let _ = std::fs::remove_file(deb);
     Ok(())
 }
 
-/// Options with which apt takes packages from `suite` of the archive that the system here is from.
-/// Its lists and downloads go below `root`, apart from the system's, until
-/// [`forget_lists`].
+/// Options with which apt uses `suite` of the archive of this system. Lists and downloads are below
+/// `root`, separate from the system's, until [`forget_lists`].
 ///
 /// # Errors
 /// [`NotHere`]: the archive has no such suite, or cannot be reached.
@@ -97,31 +96,31 @@ pub(super) fn lists(root: &Path, suite: &str) -> Result<Vec<String>, NotHere> {
     Ok(options)
 }
 
-/// Removes what [`lists`] has made below `root`.
+/// Removes the files of [`lists`] below `root`.
 pub(super) fn forget_lists(root: &Path) {
-    // Nobody asks them again.
+    // A failure leaves unused files only.
     let _ = std::fs::remove_dir_all(root.join(LISTS));
 }
 
-/// The name of the release that runs here.
+/// Code name of this system's release.
 pub(super) fn codename() -> String {
     codename_in(&std::fs::read_to_string("/etc/os-release").unwrap_or_default())
 }
 
-/// The name of the release in an `os-release` file.
+/// Code name of the release in an `os-release` file.
 fn codename_in(os_release: &str) -> String {
     let mut lines = os_release.lines();
     let name = lines.find_map(|line| line.strip_prefix("VERSION_CODENAME="));
     name.unwrap_or_default().trim_matches('"').to_owned()
 }
 
-/// The archive that has release `codename` among lines of an address and a release.
+/// The archive of release `codename`, in lines of an address and a release each.
 fn archive(lines: &str, codename: &str) -> Option<String> {
     let mut words = lines.lines().filter_map(|line| line.split_once(' '));
     words.find(|(_, release)| *release == codename).map(|(archive, _)| archive.to_owned())
 }
 
-/// `apt-get` with `options`, as whoever calls it.
+/// `apt-get` with `options`, as the calling user.
 pub(super) fn apt(options: &[String]) -> Command {
     let mut command = quiet("apt-get");
     command.args(["-o", "APT::Sandbox::User=root", "-o", "Acquire::Retries=3"]).args(options);
@@ -131,7 +130,7 @@ pub(super) fn apt(options: &[String]) -> Command {
 /// Runs a command.
 ///
 /// # Errors
-/// [`NotHere`], with the last line that it said.
+/// [`NotHere`], with the last line of its output.
 pub(super) fn succeed(command: &mut Command) -> Result<(), NotHere> {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     let last = words.map(|word| word.to_string_lossy()).last().unwrap_or_default().into_owned();
@@ -147,7 +146,7 @@ pub(super) fn succeed(command: &mut Command) -> Result<(), NotHere> {
     }
 }
 
-/// A command that reads nothing and speaks English.
+/// A command without standard input, in the C locale.
 pub(super) fn quiet(program: &str) -> Command {
     let mut command = Command::new(program);
     command.stdin(Stdio::null()).env("LC_ALL", "C");
@@ -159,7 +158,7 @@ pub(super) fn name_of(path: &Path) -> &str {
     path.file_name().and_then(|name| name.to_str()).unwrap_or("")
 }
 
-/// What is in a folder, sorted.
+/// The entries of a folder, sorted.
 pub(super) fn entries(dir: &Path) -> Vec<PathBuf> {
     let mut all: Vec<PathBuf> =
         std::fs::read_dir(dir).into_iter().flatten().flatten().map(|e| e.path()).collect();

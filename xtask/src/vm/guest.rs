@@ -1,4 +1,4 @@
-//! One virtual machine: what is in it, how it is started, and what came out.
+//! One virtual machine: its contents, its start, and its results.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -15,13 +15,13 @@ use super::monitor;
 use super::qemu::Emulator;
 use crate::target_dir;
 
-/// What every guest loads.
+/// Kernel modules that every guest loads.
 const MODULES: [&str; 3] = ["vfio", "vfio_iommu_type1", "vfio_pci"];
 
-/// What a line of the guest's first console begins with that is a command to a monitor.
+/// Prefix of console lines that are monitor commands.
 const ASKS: &str = "VM-ASKS ";
 
-/// The guest's first process.
+/// Script of the guest's first process.
 const INIT: &str = include_str!("init.sh");
 
 /// Which NIC the guest has.
@@ -52,10 +52,10 @@ impl Model {
     }
 }
 
-/// What a NIC's cable leads to.
+/// The other end of a NIC's cable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Cable {
-    /// The hub of this number, which all NICs of the guest with this cable share.
+    /// The hub of this number, shared by all NICs of the guest with this cable.
     Hub(u16),
     /// Unix datagram sockets: the NIC's own and the one it sends to. One frame per datagram.
     Datagram(PathBuf, PathBuf),
@@ -64,23 +64,24 @@ pub(crate) enum Cable {
 /// A NIC of the guest.
 #[derive(Clone, Debug)]
 pub(crate) struct Nic {
-    /// QEMU's `-device` argument, without what the harness adds.
+    /// QEMU's `-device` argument, without the harness's properties.
     pub(crate) device: String,
     pub(crate) cable: Cable,
     /// Last two bytes of its address, 52:54:00:00:XX:XX.
     pub(crate) station: u16,
-    /// A second function of the slot of the NIC before it, which puts both in one IOMMU group.
+    /// Whether the NIC is a second function in the previous NIC's slot, which puts both in one
+    /// IOMMU group.
     pub(crate) shares_slot: bool,
 }
 
 impl Nic {
-    /// A NIC of its own on the first hub.
+    /// A NIC with its own slot on the first hub.
     pub(crate) fn on_hub(device: &str, station: u16) -> Self {
         Self { device: device.to_owned(), cable: Cable::Hub(0), station, shares_slot: false }
     }
 }
 
-/// A guest to be run.
+/// Description of a guest.
 #[derive(Clone, Debug)]
 pub(crate) struct Guest {
     /// Distinguishes the files of guests that run at the same time.
@@ -90,32 +91,33 @@ pub(crate) struct Guest {
     pub(crate) memory_mib: usize,
     /// 2 MiB pages reserved at boot.
     pub(crate) hugepages: usize,
-    /// Bits of an address behind the IOMMU.
+    /// Width of an IOMMU address, bits.
     pub(crate) iova_bits: u8,
-    /// Interrupt remapping, without which VFIO refuses to work.
+    /// Whether interrupts are remapped; without it VFIO refuses to work.
     pub(crate) intremap: bool,
-    /// Binds every NIC to vfio-pci before the command runs.
+    /// Whether every NIC is bound to vfio-pci before the command runs.
     pub(crate) bind: bool,
-    /// An IOMMU fault is expected and not a failure.
+    /// Whether IOMMU faults are expected instead of a failure.
     pub(crate) faults_allowed: bool,
     pub(crate) kernel: Flavour,
-    /// Kernel modules beside those of VFIO.
+    /// Kernel modules besides those of VFIO.
     pub(crate) modules: Vec<&'static str>,
-    /// Programs and files of the host, and where they go. A program's libraries go along.
+    /// Programs and files of the host, and their paths in the guest. A program's libraries are
+    /// added.
     pub(crate) files: Vec<(PathBuf, String)>,
-    /// What the guest's shell runs, with NICS, NIC0, NIC1 ... in its environment.
+    /// Command of the guest's shell, with NICS, NIC0, NIC1 ... in its environment.
     pub(crate) command: String,
     pub(crate) limit: Duration,
     /// Uses KVM instead of emulation.
     pub(crate) kvm: bool,
-    /// Where QEMU's monitor listens, if another guest's commands are for it.
+    /// Socket of QEMU's monitor, if another guest sends it commands.
     pub(crate) monitor: Option<PathBuf>,
-    /// The monitor that carries out what this guest asks for; its own if it says nothing.
+    /// Socket of the monitor for this guest's commands; `None` for its own.
     pub(crate) asks: Option<PathBuf>,
 }
 
 impl Guest {
-    /// Two NICs on a hub, nothing in it yet.
+    /// A guest with two NICs on a hub and no files.
     pub(crate) fn with_pair(name: &str, device: &str) -> Self {
         Self {
             name: name.to_owned(),
@@ -138,7 +140,7 @@ impl Guest {
         }
     }
 
-    /// Where its monitor listens, of a guest that runs in `dir`.
+    /// Socket of the monitor of a guest that runs in `dir`.
     fn monitor_in(&self, dir: &Path) -> PathBuf {
         self.monitor.clone().unwrap_or_else(|| dir.join("monitor"))
     }
@@ -151,23 +153,23 @@ impl Guest {
     }
 }
 
-/// How a guest ended.
+/// Result of a guest.
 #[derive(Debug)]
 pub(crate) struct Ended {
-    /// The command's exit code; `None` if the guest never said one within its time.
+    /// The command's exit code; `None` if the guest reported none within its time limit.
     pub(crate) code: Option<i32>,
     /// Accesses that the IOMMU refused.
     pub(crate) faults: u32,
     /// What the command printed.
     pub(crate) output: String,
-    /// What went wrong with the guest itself, in a few lines.
+    /// Problems of the guest itself, in a few lines.
     pub(crate) trouble: String,
 }
 
-/// Boots `guest`, hands every line of its command to `tell`, and waits for its end.
+/// Boots `guest`, passes every output line of its command to `tell`, and waits for its end.
 ///
 /// # Errors
-/// [`NotHere`]: QEMU or the kernel cannot be had.
+/// [`NotHere`]: QEMU or the kernel is not available.
 pub(crate) fn run(guest: &Guest, tell: &mut dyn FnMut(&str)) -> Result<Ended, NotHere> {
     let emulator = Emulator::with(guest.nics.iter().map(|nic| nic.device.as_str()))?;
     let kernel = Kernel::provide(guest.kernel)?;
@@ -180,25 +182,25 @@ pub(crate) fn run(guest: &Guest, tell: &mut dyn FnMut(&str)) -> Result<Ended, No
     let mut running = Running::start(guest, (&emulator, &kernel), &dir).map_err(failed)?;
     let ended = running.wait(guest, tell);
     drop(running);
-    // Its files are of no use any more.
+    // The guest's files are no longer needed.
     let _ = std::fs::remove_dir_all(&dir);
     Ok(ended)
 }
 
-/// Removes what runs that were killed have left in `dir`.
+/// Removes the files of killed runs from `dir`.
 fn sweep(dir: &Path) {
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         let pid = name.strip_prefix("run-").and_then(|rest| rest.split('-').next());
         let is_over = |pid: &str| !Path::new("/proc").join(pid).exists();
         if pid.is_some_and(|pid| pid.parse::<u32>().is_ok() && is_over(pid)) {
-            // Whoever comes next may try again.
+            // A failure is left to the next run.
             let _ = std::fs::remove_dir_all(entry.path());
         }
     }
 }
 
-/// What the guest boots into: a shell, the modules, the files and the command.
+/// The initial RAM disk: a shell, the modules, the files and the command.
 fn initrd(guest: &Guest, kernel: &Kernel) -> Result<Vec<u8>, NotHere> {
     let mut archive = Archive::default();
     for dir in ["dev", "proc", "sys", "data", "run", "etc/security/limits.d", "bin", "sbin"] {
@@ -238,7 +240,7 @@ fn initrd(guest: &Guest, kernel: &Kernel) -> Result<Vec<u8>, NotHere> {
     Ok(archive.finish())
 }
 
-/// The shared libraries that `program` needs, and its loader; none for what is no program.
+/// The shared libraries of `program`, and its loader; none for other files.
 fn libraries_of(program: &Path) -> Vec<PathBuf> {
     let Ok(output) = Command::new("ldd").arg(program).stdin(Stdio::null()).output() else {
         return Vec::new();
@@ -248,10 +250,10 @@ fn libraries_of(program: &Path) -> Vec<PathBuf> {
     words.map(PathBuf::from).filter(|path| path.is_file()).collect()
 }
 
-/// A copy of `program` without what only a debugger reads: the guest has little memory, and every
-/// byte is unpacked by an emulated processor.
+/// A copy of `program` without debug information: the guest has little memory, and an emulated
+/// processor unpacks every byte.
 fn stripped(program: &Path) -> Option<PathBuf> {
-    // Guests that start together take the same program along: the second finds it done.
+    // Guests that start together use the same program: the second one finds the copy.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let dir = target_dir().join("vm/stripped");
@@ -275,7 +277,7 @@ fn stripped(program: &Path) -> Option<PathBuf> {
     Some(to)
 }
 
-/// A guest that runs. Killed when dropped.
+/// A running guest. Killed when dropped.
 struct Running {
     child: Child,
     dir: PathBuf,
@@ -326,11 +328,11 @@ impl Running {
             for line in asked.take() {
                 let command = line.split_once(ASKS).map(|(_, command)| command);
                 if let Some(Err(why)) = command.map(|command| monitor::say(&monitor, command)) {
-                    // The guest waits in vain for what does not happen, and says so.
+                    // The guest times out waiting for the command's effect, and reports that.
                     ended.trouble.push_str(&format!("{line}: {}: {why}\n", monitor.display()));
                 }
             }
-            // The guest has nothing left to do; its power-off takes another half second.
+            // The guest has finished; its power-off takes another half second.
             if over || ended.code.is_some() {
                 break;
             }
@@ -359,20 +361,20 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Both fail if it has ended, which is as good. A wedged QEMU ignores gentler signals.
+        // Both fail if QEMU has exited already. A wedged QEMU ignores weaker signals.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// `code=0 faults=0`.
+/// Parses `code=0 faults=0`.
 fn result_of(text: &str) -> (Option<i32>, u32) {
     let value = |key: &str| text.split_whitespace().find_map(|word| word.strip_prefix(key));
     let code = value("code=").and_then(|code| code.parse().ok());
     (code, value("faults=").and_then(|faults| faults.parse().ok()).unwrap_or(0))
 }
 
-/// A file that grows, read line by line.
+/// A line reader of a file that grows.
 struct Lines {
     file: Option<File>,
     rest: Vec<u8>,
@@ -402,8 +404,9 @@ impl Lines {
 
 /// QEMU's command line.
 fn arguments(guest: &Guest, kernel: &Kernel, dir: &Path) -> Vec<String> {
-    // Emulation: an Intel processor, because Linux then takes the time-stamp counters of several
-    // processors to agree, as they do here, and reads the clock without leaving the guest.
+    // Emulation uses an Intel processor, because Linux then trusts the time-stamp counters of
+    // several processors to be synchronized, as they are here, and reads the clock without a VM
+    // exit.
     let cpu = if guest.kvm { "host" } else { "max,vendor=GenuineIntel" };
     let accel = if guest.kvm { "kvm" } else { "tcg,thread=multi" };
     let remap = if guest.intremap { "on" } else { "off" };

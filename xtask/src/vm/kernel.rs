@@ -1,5 +1,5 @@
-//! The guest's kernel, its modules and its shell: Debian packages, downloaded and unpacked under
-//! `target/vm`, never installed.
+//! The guest's kernel, its modules and its shell: Debian packages that are downloaded and unpacked
+//! under `target/vm`, but not installed.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ impl Flavour {
         }
     }
 
-    /// Where it is unpacked.
+    /// Folder of the unpacked packages.
     fn dir(self) -> PathBuf {
         let vm = target_dir().join("vm");
         match self {
@@ -41,10 +41,10 @@ impl Flavour {
 
 const SHELL: &str = "busybox-static";
 
-/// Where [`Flavour::Newest`] comes from.
+/// Suite of [`Flavour::Newest`].
 const NEWEST: &str = "trixie-backports";
 
-/// What a guest boots from.
+/// The boot files of a guest.
 pub(crate) struct Kernel {
     /// The compressed image.
     pub(crate) image: PathBuf,
@@ -57,7 +57,7 @@ impl Kernel {
     /// Finds the unpacked packages, or fetches them.
     ///
     /// # Errors
-    /// [`NotHere`] if they can be had neither here nor from Debian.
+    /// [`NotHere`] if they are neither here nor available from Debian.
     pub(crate) fn provide(flavour: Flavour) -> Result<Self, NotHere> {
         debian::unpacked(&flavour.dir(), Self::find, |root| {
             let options = match flavour {
@@ -88,10 +88,10 @@ impl Kernel {
         Some(Self { image, shell, modules })
     }
 
-    /// The files of `wanted` modules and of those that they need, in the order to load them.
+    /// The files of the `wanted` modules and their dependencies, in load order.
     ///
     /// # Errors
-    /// A module is in none of the package's files.
+    /// A module is not in the package.
     pub(crate) fn modules(&self, wanted: &[&str]) -> Result<Vec<PathBuf>, NotHere> {
         let mut files = Vec::new();
         collect(&self.modules.join("kernel"), &mut files);
@@ -106,7 +106,7 @@ impl Kernel {
     }
 }
 
-/// Adds a module after those that it names in its `depends=`.
+/// Adds a module behind its dependencies.
 fn add(
     name: &str,
     files: &[PathBuf],
@@ -130,7 +130,7 @@ fn add(
     Ok(())
 }
 
-/// What stands after `depends=` in a module's information: names separated by commas.
+/// The `depends=` list in a module's information, separated by commas.
 fn depends(module: &[u8]) -> Vec<String> {
     let mut fields = module.split(|&b| b == 0);
     let list = fields.find_map(|field| field.strip_prefix(b"depends="));
@@ -154,8 +154,8 @@ fn collect(dir: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// The packages that a kernel consists of which `package` depends on, with `options` of apt: one
-/// that has all, or one each for the image, the modules and their lists.
+/// The packages of a kernel that `package` depends on, with `options` of apt: one package with
+/// everything, or one each for the image, the modules and their lists.
 ///
 /// # Errors
 /// [`NotHere`]: apt knows no such package.
@@ -171,27 +171,27 @@ fn parts(package: &str, options: &[String]) -> Result<Vec<String>, NotHere> {
     Ok(parts)
 }
 
-/// The parts of a kernel among what `apt-cache depends` has listed.
+/// A kernel's packages in the output of `apt-cache depends`.
 fn parts_in(listed: &str) -> Vec<String> {
     let names = listed.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
     let is_part = |name: &&str| {
         let of = ["linux-image-", "linux-binary-", "linux-modules-", "linux-base-"];
         let rest = of.iter().find_map(|prefix| name.strip_prefix(prefix));
-        // With a version: the others depend on these.
+        // Packages with a version: the others depend on them.
         rest.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
     };
     names.filter(is_part).map(str::to_owned).collect::<BTreeSet<_>>().into_iter().collect()
 }
 
-/// A module as the guest's shell loads it: newer kernels come with compressed ones.
+/// A module as the guest's shell can load it: newer kernels have compressed ones.
 ///
 /// # Errors
-/// [`NotHere`], with what `xz` said.
+/// [`NotHere`], with the output of `xz`.
 fn decompressed(file: &Path) -> Result<PathBuf, NotHere> {
     let Some(plain) = name_of(file).strip_suffix(".xz") else { return Ok(file.to_owned()) };
     let to = file.with_file_name(plain);
     if !to.is_file() {
-        // Guests that start together may need the same one.
+        // Guests that start together may need the same module.
         let me = (std::process::id(), std::thread::current().id());
         let part = file.with_file_name(format!("{plain}.{me:?}"));
         let failed = |why: std::io::Error| NotHere(format!("{}: {why}", part.display()));

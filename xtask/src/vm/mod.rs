@@ -1,8 +1,8 @@
 //! `cargo xtask vm`: runs a command in a small virtual machine with an IOMMU and two NICs.
 //!
-//! QEMU emulates the processor, so this needs neither KVM nor root nor a network. The guest is
-//! Debian's kernel for virtual machines and a static busybox, fetched once to `target/vm`; nothing
-//! is installed but QEMU itself. A device that this QEMU does not have comes with a later one.
+//! QEMU emulates the processor, so neither KVM nor root nor a network is needed. The guest is
+//! Debian's kernel for virtual machines and a static busybox, fetched once to `target/vm`; only
+//! QEMU itself is installed. A device that the installed QEMU does not have comes from a later one.
 
 mod cpio;
 mod debian;
@@ -24,10 +24,10 @@ use crate::{cargo, root, target_dir};
 use guest::{Guest, Model};
 use kernel::Flavour;
 
-/// Runs the guest.
+/// The emulator that runs the guest.
 pub(crate) const QEMU: Tool = Tool { program: "qemu-system-x86_64", package: "qemu-system-x86" };
 
-/// Why there is no guest: something that is not part of this project is missing.
+/// Why a guest cannot run: an external component is missing.
 #[derive(Debug)]
 pub(crate) struct NotHere(pub(crate) String);
 
@@ -102,7 +102,7 @@ pub(crate) struct VmArgs {
 /// Boots the guest and runs the command.
 ///
 /// # Errors
-/// There is no guest, or `barewire` does not build.
+/// No guest is available, or `barewire` does not build.
 pub(crate) fn run(args: &VmArgs) -> Result<ExitCode, String> {
     packages::provide(&[QEMU, packages::XZ]);
     let mut guest = Guest::with_pair("vm", args.nic.device());
@@ -126,7 +126,7 @@ pub(crate) fn run(args: &VmArgs) -> Result<ExitCode, String> {
     guest.kvm = args.kvm;
     guest.kernel = args.kernel;
     guest.limit = Duration::from_secs(args.limit);
-    // Leaked once per call of the command: a module's name lives as long as the guest's.
+    // Leaked once per run: a module's name lives as long as the guest's.
     guest.modules = args.module.iter().map(|name| &*name.clone().leak()).collect();
     if !args.no_barewire {
         guest = guest.program(&barewire()?);
@@ -153,7 +153,7 @@ pub(crate) fn run(args: &VmArgs) -> Result<ExitCode, String> {
     })
 }
 
-/// Takes the script that prepares a machine along, if there is one.
+/// Adds the machine setup script to the guest, if it exists.
 pub(crate) fn with_setup(mut guest: Guest) -> Guest {
     let script = root().join("hugepage-setup.sh");
     if script.is_file() {
@@ -162,10 +162,10 @@ pub(crate) fn with_setup(mut guest: Guest) -> Guest {
     guest
 }
 
-/// Builds the command as the suites are built, and says where it is.
+/// Builds the command in the suites' profile, and returns its path.
 ///
 /// # Errors
-/// It does not build; the compiler has said why.
+/// The build fails; the compiler has printed the reason.
 pub(crate) fn barewire() -> Result<PathBuf, String> {
     let status = Command::new(cargo())
         .args(["build", "--quiet", "--package", "barewire-cli", "--profile", "test"])
@@ -179,7 +179,7 @@ pub(crate) fn barewire() -> Result<PathBuf, String> {
     Ok(target_dir().join("debug/barewire"))
 }
 
-/// One word is for the shell as it is; several are arguments.
+/// One word is a shell command; several are a program and its arguments.
 fn command_line(words: &[String]) -> String {
     match words {
         [script] => format!("{script}\n"),

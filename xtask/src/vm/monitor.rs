@@ -1,33 +1,33 @@
-//! Commands to QEMU's monitor, which cuts cables and stops processors.
+//! Commands to QEMU's monitor: disconnect cables, stop processors.
 
 use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// What the monitor says when it has done everything so far.
+/// Prompt of the monitor after each command.
 const PROMPT: &[u8] = b"(qemu) ";
 
-/// Far above what a command takes.
+/// Timeout, far above the duration of a command.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Gives one command to the monitor that listens at `path`, and waits until it is carried out.
+/// Sends one command to the monitor at `path`, and waits until it is executed.
 ///
 /// # Errors
-/// Nobody listens, or the monitor does not answer, or it answers with anything but a prompt: what
-/// is asked for here says nothing when it succeeds.
+/// No monitor listens, the monitor does not answer, or it prints anything but a prompt: the
+/// commands used here print nothing on success.
 pub(crate) fn say(path: &Path, command: &str) -> Result<()> {
     let mut socket = UnixStream::connect(path)?;
     socket.set_read_timeout(Some(PATIENCE))?;
     answer(&mut socket)?;
     writeln!(socket, "{command}")?;
     let said = answer(&mut socket)?;
-    // It echoes what is typed, with what a terminal needs, on a line of its own.
+    // The monitor echoes the command, with terminal escapes, on a line of its own.
     let rest = said.split_once('\n').map_or("", |(_, rest)| rest).trim();
     if rest.is_empty() { Ok(()) } else { Err(Error::other(rest.to_owned())) }
 }
 
-/// What comes before the next prompt.
+/// The output before the next prompt.
 fn answer(socket: &mut impl Read) -> Result<String> {
     let mut said = Vec::new();
     let mut some = [0; 512];

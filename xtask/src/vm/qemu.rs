@@ -1,8 +1,8 @@
-//! The emulator: the installed QEMU, or a later one for a device that this does not have.
+//! The emulator: the installed QEMU, or a later one for a device that the installed one lacks.
 //!
-//! Debian 12 has QEMU 7.2, without the `igb`. A later one is in its backports and cannot be
-//! installed beside it, so it is unpacked. It takes the libraries and the firmware of the
-//! installed one.
+//! Debian 12 has QEMU 7.2, without the `igb`. Its backports have a later one, which cannot be
+//! installed beside it, so it is unpacked. It uses the libraries and the firmware of the installed
+//! one.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use super::debian;
 use super::{NotHere, QEMU};
 use crate::{process, target_dir};
 
-/// Where packages of QEMU have their parts.
+/// Path of the emulator in QEMU's packages.
 const PROGRAM: &str = "usr/bin/qemu-system-x86_64";
 const FIRMWARE: [&str; 2] = ["usr/share/qemu", "usr/share/seabios"];
 const PACKAGES: [&str; 3] = ["qemu-system-x86", "qemu-system-common", "qemu-system-data"];
@@ -20,17 +20,17 @@ const PACKAGES: [&str; 3] = ["qemu-system-x86", "qemu-system-common", "qemu-syst
 /// An emulator.
 #[derive(Debug)]
 pub(super) enum Emulator {
-    /// The installed one.
+    /// The installed QEMU.
     Installed,
-    /// One that is unpacked there.
+    /// A QEMU that is unpacked in this folder.
     Unpacked(PathBuf),
 }
 
 impl Emulator {
-    /// One that has all `devices`, which may have properties behind a comma.
+    /// An emulator with all `devices`, which may have properties behind a comma.
     ///
     /// # Errors
-    /// [`NotHere`]: it is not installed, and what has the devices cannot be had.
+    /// [`NotHere`]: QEMU is not installed, or the one with the devices is not available.
     pub(super) fn with<'a>(devices: impl Iterator<Item = &'a str>) -> Result<Self, NotHere> {
         if !crate::packages::in_path(QEMU.program) {
             let mend = format!("qemu is not installed: sudo apt-get install -y {}", QEMU.package);
@@ -54,11 +54,11 @@ impl Emulator {
     fn has(&self, device: &str) -> bool {
         let mut ask = self.command();
         ask.args(["-device", &format!("{device},help")]).stdin(Stdio::null());
-        // It ends well as well if it has no such device, and complains beside.
+        // It exits with 0 even without the device, with a message on standard error.
         ask.output().is_ok_and(|said| !said.stdout.is_empty())
     }
 
-    /// A command that ends with this process.
+    /// A command of the emulator that is killed with this process.
     pub(super) fn command(&self) -> Command {
         let Self::Unpacked(root) = self else { return process::tethered(QEMU.program) };
         let mut command = process::tethered(&root.join(PROGRAM).to_string_lossy());
@@ -71,7 +71,7 @@ impl Emulator {
     }
 }
 
-/// Unpacks QEMU of the backports of the system that runs here.
+/// Unpacks QEMU of this system's backports.
 fn fetch(root: &Path) -> Result<(), NotHere> {
     let options = debian::lists(root, &format!("{}-backports", debian::codename()))?;
     PACKAGES.iter().try_for_each(|package| debian::fetch(root, package, &options))?;
