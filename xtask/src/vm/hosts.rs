@@ -1,5 +1,5 @@
-//! Two hosts: a guest each, with the kernel's own driver, in which the commands of README's "Two
-//! hosts in two commands" are run as they stand there; or with a NIC that a switch owns.
+//! Two hosts: one guest each, with the kernel's driver, in which the commands of README's "Two
+//! hosts in two commands" run verbatim; or with a NIC that a switch owns.
 
 use std::path::Path;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -10,12 +10,13 @@ use super::guest::{self, Ended, Guest, Model, Nic};
 use super::wire::Wire;
 use crate::target_dir;
 
-/// What the side that listens prints before the command for the other one.
+/// Output of a listening side before the command for the other side.
 const HINT: &str = "on the other side";
-/// Until both sides that listen have said what to run: a boot in emulation.
+/// Timeout until both listening sides have printed their commands: a boot in emulation.
 const BOOT: Duration = Duration::from_secs(100);
 
-/// Both ends listen, each once: one on the interface, as root; one on an address of it, as anybody.
+/// Two listeners, for one connection each: on the interface as root, and on its address as an
+/// ordinary user.
 const LISTENS: &str = "ip link set eth0 up && ip addr add 10.0.0.1/24 dev eth0 || exit 1\n\
                        barewire pingpong --port afpacket:eth0 --listen --once &\n\
                        by_root=$!\n\
@@ -23,11 +24,11 @@ const LISTENS: &str = "ip link set eth0 up && ip addr add 10.0.0.1/24 dev eth0 |
                        --listen --once' || exit 1\n\
                        wait $by_root\n";
 
-/// What is measured, with every byte compared.
+/// Options of the measurement, with every byte compared.
 const MEASURED: &str = "--verify --size 8,1400,64k --iterations 50";
 
-/// Two guests joined by a good cable. Says how they ended: the one that listens, and the other if
-/// there was anything for it to do.
+/// Runs two guests joined by a loss-free cable. Returns the result of the listening one, and of the
+/// other if it had a command to run.
 ///
 /// # Errors
 /// [`NotHere`].
@@ -41,24 +42,24 @@ pub(crate) fn two_hosts(barewire: &Path) -> Result<Vec<Ended>, NotHere> {
     })
 }
 
-/// Processes of each of two hosts that share its NIC.
+/// Processes per host that share its NIC.
 const PER_HOST: usize = 3;
 
-/// What a side that listens prints before its host and service.
+/// Output of a listening side before its host and service.
 const NAME_HINT: &str = "or by its host and service: ";
 
-/// What the hosts are known by. The address is no NIC's: the only one belongs to the switch. There
-/// is no resolver, so that names are asked for over the NIC as well.
+/// Host names and addresses. The address is on no interface: the only NIC belongs to the switch.
+/// There is no resolver, so names are resolved over the NIC as well.
 const NAMED: &str = "hostname host-$OWN\n\
                      ip addr add 10.0.0.$OWN/32 dev lo || exit 1\n\
                      ip addr add fd00::$OWN/128 dev lo || exit 1\n";
 
-/// How the processes of the other host name the first one's, each in its way.
+/// Names of the first host for the other host's processes, one each.
 const HOSTS: [&str; PER_HOST] = ["10.0.0.1", "[fd00::1]", "host-1"];
 
-/// Two guests with one NIC each, which a `barewire switch` owns: [`PER_HOST`] processes of one
-/// listen, as many of the other find them by [`HOSTS`] and talk to them at the same time. Says how
-/// they ended, as [`two_hosts`].
+/// Runs two guests with one NIC each, owned by a `barewire switch`: [`PER_HOST`] processes of one
+/// guest listen, and as many of the other find them by [`HOSTS`] and talk to them at the same time.
+/// Returns the results, as [`two_hosts`].
 ///
 /// # Errors
 /// [`NotHere`].
@@ -69,9 +70,9 @@ pub(crate) fn behind_switches(barewire: &Path, nic: Model) -> Result<Vec<Ended>,
     joined(&host, first, (NAME_HINT, PER_HOST), |names| together(2, &by_name(names)))
 }
 
-/// Commands of the other host: one to each of the first one's processes, of whose names the service
-/// is kept. A name is asked for within 300 ms, which a host beside other load may not get: so the
-/// command is repeated. Who listens ends with the first client that reaches it, however that fares.
+/// Commands of the other host: one for each of the first host's processes, with its service. Name
+/// resolution has a timeout of 300 ms, which a loaded host may exceed, so the command is repeated.
+/// The listener ends with the first client that reaches it, whatever the result.
 fn by_name(names: &[String]) -> Vec<String> {
     let services = names.iter().filter_map(|name| Some(name.rsplit_once(':')?.1));
     let talks = HOSTS.iter().zip(services).map(|(host, service)| {
@@ -82,11 +83,11 @@ fn by_name(names: &[String]) -> Vec<String> {
     talks.collect()
 }
 
-/// As [`MEASURED`], with less of it where more processes than processors poll: each message takes
+/// [`MEASURED`] with fewer messages, for more polling processes than processors: each message takes
 /// some milliseconds then, and the command warms up with a thousand.
 const SHORTER: &str = "--verify --size 2000 --iterations 10";
 
-/// Commands that run beside each other behind a switch of host `own`; all have to succeed.
+/// Commands that run in parallel behind a switch of host `own`; all must succeed.
 fn together(own: u16, commands: &[String]) -> String {
     let mut script = format!("OWN={own}\n{NAMED}");
     script += "unset BAREWIRE_NEAR\n\
@@ -103,8 +104,8 @@ fn together(own: u16, commands: &[String]) -> String {
               kill $switch\nwait $switch || failed=1\nexit $failed\n"
 }
 
-/// Runs `listens` in one guest like `host`, and in another what `talks` makes of the `count` lines
-/// that the first has printed after `hint`. A good cable joins them.
+/// Runs `listens` in one guest like `host`, and in another the script that `talks` makes of the
+/// `count` lines that the first prints after `hint`. A loss-free cable joins the guests.
 fn joined(
     host: &Guest,
     listens: String,
@@ -129,7 +130,7 @@ fn joined(
         let first = scope.spawn(move || {
             guest::run(&listens, &mut |line| {
                 if let Some(rest) = line.strip_prefix(hint) {
-                    // Whoever waited for it may have given up.
+                    // The waiting guest may have timed out.
                     let _ = told.send(rest.to_owned());
                 }
             })
@@ -151,13 +152,13 @@ fn joined(
     })
 }
 
-/// The command in what follows [`HINT`].
+/// The command in the text behind [`HINT`].
 fn command_in(hint: &str) -> Option<String> {
     Some(hint.split_once(": ")?.1.to_owned())
 }
 
-/// What the other host runs: the commands that it was told, that on UDP from its own address and as
-/// an ordinary user.
+/// The script of the other host: the printed commands; the one for UDP uses the host's own address
+/// and runs as an ordinary user.
 fn script(commands: &[String]) -> String {
     let mut script =
         "ip link set eth0 up && ip addr add 10.0.0.2/24 dev eth0 || exit 1\n".to_owned();

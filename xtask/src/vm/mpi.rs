@@ -1,6 +1,6 @@
-//! MPI between two hosts whose NICs belong to a driver of ours: a guest each, in which a
-//! `barewire switch` owns the NIC and several ranks share it. The launcher reaches the other guest
-//! over a second NIC, which the kernel has.
+//! MPI between two hosts whose NICs are driven by barewire: one guest each, in which a `barewire
+//! switch` owns the NIC and several ranks share it. The launcher reaches the other guest over a
+//! second NIC, which the kernel drives.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -12,17 +12,17 @@ use super::{NotHere, with_setup};
 use crate::packages::{self, FI_INFO, MPICC, MPIRUN};
 use crate::{root, target_dir};
 
-/// Programs of the launcher, and words in the names of components that stay here: those for other
-/// fabrics and other launchers, with their libraries.
+/// Programs of the launcher, and words in the names of components that are left out: those for
+/// other fabrics and other launchers, with their libraries.
 const PROGRAMS: [(&str, &str); 2] = [("orterun", "usr/bin/mpirun"), ("orted", "usr/bin/orted")];
 const LEFT_OUT: [&str; 8] =
     ["ucx", "openib", "psm", "monitoring", "slurm", "flux", "gridengine", "usnic"];
 
-/// Where the launcher's commands for the other guest go: what ssh would do.
+/// The launcher's agent in place of ssh: sends commands to the other guest.
 const AGENT: &str = "#!/bin/sh\nhost=$1\nshift\necho \"$*\" | nc $host 5000\n";
 const SERVER: &str = "#!/bin/sh\nread -r line\nexec sh -c \"$line\" 2>&1\n";
 
-/// What both guests begin with: the NIC for the switch, and an address on the other one.
+/// Common start of both guests: the NIC for the switch, and an address on the other NIC.
 const BEGINS: &str = "unset BAREWIRE_NEAR\n\
     hostname host-$OWN\n\
     printf '127.0.0.1 localhost\\n10.9.0.1 host-1\\n10.9.0.2 host-2\\n' >/etc/hosts\n\
@@ -40,8 +40,8 @@ const BEGINS: &str = "unset BAREWIRE_NEAR\n\
     }\n\
     export FI_PROVIDER=barewire FI_PROVIDER_PATH=/usr/lib/fi\n";
 
-/// The first guest finds servers of the other one by its addresses and its name: over the NIC that
-/// each guest has to itself, and through their switches. Then it is the turn of the switches.
+/// The first guest finds servers of the other one by its addresses and its name: over each guest's
+/// own NIC, and through their switches.
 const FINDS: &str = "until vm-agent host-2 echo there | grep -q there; do sleep 0.5; done\n\
     failed=0\n\
     finds() {\n\
@@ -76,7 +76,7 @@ const FINDS: &str = "until vm-agent host-2 echo there | grep -q there; do sleep 
     theirs vfio:$NIC0,switch=yes -6 fd09::2\n\
     fi\n";
 
-/// The first guest launches, as docs/mpi.md has it; the ranks of both are the provider's alone.
+/// The first guest launches the job as in docs/mpi.md; ranks use the provider only.
 const LAUNCHES: &str = "export FI_BAREWIRE_PORT=vfio:$NIC0,switch=yes\n\
     printf 'host-1 slots=3\\nhost-2 slots=3\\n' >hosts\n\
     job() {\n\
@@ -96,7 +96,7 @@ const LAUNCHES: &str = "export FI_BAREWIRE_PORT=vfio:$NIC0,switch=yes\n\
     barewire stats\n\
     echo 'touch /tmp/over' | nc host-2 5000\n";
 
-/// The second one does what it is told until it is over.
+/// The second guest executes the launcher's commands until the job is over.
 const SERVES: &str = "nc -ll -p 5000 -e /usr/bin/vm-server &\n\
     server=$!\n\
     until [ -e /tmp/begin ]; do sleep 0.2; done\n\
@@ -111,12 +111,12 @@ const SERVES: &str = "nc -ll -p 5000 -e /usr/bin/vm-server &\n\
 
 const ENDS: &str = "kill $switch\nwait $switch || failed=1\nexit $failed\n";
 
-/// Two guests with a NIC of this kind each, which a switch owns: three ranks of each send,
-/// receive from anybody, use windows and do all collectives, `nightly` with large messages as well.
-/// Says how the guests ended.
+/// Runs two guests with one NIC of this kind each, owned by a switch: three ranks of each send,
+/// receive from any source, use RMA windows and run all collectives, `nightly` with large messages
+/// as well. Returns the results.
 ///
 /// # Errors
-/// [`NotHere`]: there is no guest, or no Open MPI.
+/// [`NotHere`]: no guest, or no Open MPI.
 pub(crate) fn between_guests(
     barewire: &Path,
     provider: &Path,
@@ -138,7 +138,7 @@ pub(crate) fn between_guests(
         files.push((script(&dir.join(name), text)?, format!("usr/bin/{name}")));
     }
     let size = if nightly { "" } else { "small" };
-    // Servers are found alike over every NIC.
+    // Server lookup does not depend on the NIC's kind.
     let finds = u8::from(nightly || nic == Model::E1000e);
     let host = |end: &'static str, own: u16, does: &str| {
         let mut guest = with_setup(Guest::with_pair(&format!("{name}-{end}"), nic.device()));
@@ -164,8 +164,8 @@ pub(crate) fn between_guests(
     ended.into_iter().collect()
 }
 
-/// The files of Debian's Open MPI and where they are: the launcher, its components, and what it
-/// reads.
+/// The files of Debian's Open MPI and their paths: the launcher, its components, and their
+/// configuration.
 fn open_mpi() -> Result<Vec<(PathBuf, String)>, NotHere> {
     let missing = |what: &str| {
         NotHere(format!("no {what} of Open MPI 4.1: sudo apt-get install -y {}", MPIRUN.package))
@@ -192,14 +192,14 @@ fn open_mpi() -> Result<Vec<(PathBuf, String)>, NotHere> {
     Ok(files)
 }
 
-/// The program of libfabric that finds a server by its host.
+/// libfabric's program that finds a server by its host.
 fn fi_pingpong() -> Result<PathBuf, NotHere> {
     let program = PathBuf::from("/usr/bin/fi_pingpong");
     let mend = || NotHere(format!("no fi_pingpong: sudo apt-get install -y {}", FI_INFO.package));
     if program.is_file() { Ok(program) } else { Err(mend()) }
 }
 
-/// The ranks' program, compiled.
+/// The program of the ranks, compiled.
 fn ranks(dir: &Path) -> Result<PathBuf, NotHere> {
     let mend = format!("sudo apt-get install -y {}", MPICC.package);
     if !packages::in_path(MPICC.program) {
@@ -215,7 +215,7 @@ fn ranks(dir: &Path) -> Result<PathBuf, NotHere> {
     }
 }
 
-/// A script that a guest takes along.
+/// A script for a guest.
 fn script(path: &Path, text: &str) -> Result<PathBuf, NotHere> {
     use std::os::unix::fs::PermissionsExt;
     let failed = |why: std::io::Error| NotHere(format!("{}: {why}", path.display()));

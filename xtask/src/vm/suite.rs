@@ -1,4 +1,4 @@
-//! The test programs `vfio` and `dpdk` of `barewire-tests`, run inside guests.
+//! The test programs `vfio` and `dpdk` of `barewire-tests`, run in guests.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,14 +10,15 @@ use super::wire::Wire;
 use super::{NotHere, with_setup};
 use crate::{cargo, packages, process, target_dir};
 
-/// One guest of the suite: what it is for, the machine, and what the test program is told.
+/// One guest of the suite: its purpose, the machine, and the test program's arguments.
 pub(crate) struct Run {
-    /// Its driver makes a mistake, and its IOMMU has to notice: the test of the suite itself.
+    /// Whether its driver has a planted bug that the IOMMU must detect: the test of the suite
+    /// itself.
     pub(crate) is_planted: bool,
     guest: Guest,
 }
 
-/// `cargo` arguments that build a test program of what is `selected` and say where it is.
+/// `cargo` arguments that build a test program in the packages `selected` and print its path.
 pub(crate) fn build(test: &str, selected: &[&str]) -> Command {
     let mut command = Command::new(cargo());
     command.arg("test").args(selected).args(["--test", test, "--no-run"]);
@@ -25,7 +26,7 @@ pub(crate) fn build(test: &str, selected: &[&str]) -> Command {
     command
 }
 
-/// The test program in what [`build`] printed.
+/// The test program in the output of [`build`].
 pub(crate) fn program(output: &str) -> Option<PathBuf> {
     let mut objects = output.lines().filter_map(|line| {
         let object: serde_json::Value = serde_json::from_str(line).ok()?;
@@ -35,27 +36,27 @@ pub(crate) fn program(output: &str) -> Option<PathBuf> {
     objects.next_back()
 }
 
-/// What a guest's command line begins with: the test program, told where the ports are.
+/// Start of the guest's command line: the test program, and the location of the ports.
 const TESTS: &str = "export RUST_BACKTRACE=0 BAREWIRE_TEST_NAPS=1 VM_MONITOR=/dev/ttyS0\n\
                      export BAREWIRE_TEST_PORT=\"vfio:$NIC0 vfio:$NIC1\"\n\
                      tests='vfio-tests --show-output --test-threads=1'\n";
 
-/// Runs the tests `$1` as an ordinary user, for whom the script has prepared the machine, and those
-/// for which one has to be root as that. A login would find the limit that the script wrote down.
+/// Runs the tests `$1` as an ordinary user, for whom the script has prepared the machine, and the
+/// tests of that as root. A login would apply the limit that the script configured.
 const AS_USER: &str = "hugepage-setup.sh --2m 64 --bind $NIC0 $NIC1 --group user --memlock user\n\
                        limit=$(cut -d' ' -f4 /etc/security/limits.d/*barewire*)\n\
                        (ulimit -l $limit && exec su user -s /bin/sh -c \"$tests $as_user\")\n\
                        as_user=$?\n\
                        $tests $as_root && exit $as_user\n";
 
-/// The tests of an 82540, an 82576 (nightly those of the first) and a vmxnet3: the others have been
-/// over the two other cards' ports.
+/// The tests of an 82540, an 82576 (nightly those of the first) and a vmxnet3: the other tests have
+/// run over the other two cards.
 const E1000: &str = "frames:: processes:: cable:: trouble:: testpmd::";
 const IGB: &str = "frames:: cable:: trouble::";
 const VMXNET3: &str = "frames:: processes:: cable:: trouble:: msg:: matching:: rma::";
 
-/// Two virtual functions of the first card for the tests' NICs. The kernel keeps both cards, whose
-/// interfaces are up, and VM_IP sets the addresses of functions, if that program is there.
+/// Two virtual functions of the first card as the tests' NICs. The kernel drives both cards, whose
+/// interfaces are up; the program VM_IP, if present, sets the addresses of the functions.
 const FUNCTIONS: &str = "export VM_CARD=$NIC0 VM_WIRE=$NIC1\n\
                          cd /sys/bus/pci/devices\n\
                          for nic in $NICS; do ip link set $(ls $nic/net) up; done\n\
@@ -69,7 +70,7 @@ const FUNCTIONS: &str = "export VM_CARD=$NIC0 VM_WIRE=$NIC1\n\
                          hugepage-setup.sh --2m 16 --bind $NIC0 $NIC1\n";
 
 /// Runs tests over the ports `xdp` of each pair of the kernel's `$count` interfaces: `$first` over
-/// the first one, `$others` over the others.
+/// the first pair, `$others` over the others.
 const XDP: &str = "set --\n\
                    for nic in $NICS; do\n\
                    dev=/sys/bus/pci/devices/$nic\n\
@@ -88,9 +89,9 @@ const XDP: &str = "set --\n\
                    done\n\
                    exit $code\n";
 
-/// The guests of the suite. What takes long is measured `nightly`.
+/// The guests of the suite. Long tests run `nightly`.
 pub(crate) fn runs(program: &Path, nightly: bool) -> Vec<Run> {
-    // Left out: what says nothing of a port, and takes long in emulation.
+    // Tests that do not depend on the port and take long in emulation.
     let long = "--skip the_models --skip mf5 --skip unexpected_messages_are_bounded";
     let of_a_port = "frames:: processes:: switch:: msg:: matching:: rma::";
     let mut by_root = Guest::with_pair("virtio", Model::Virtio.device());
@@ -100,7 +101,7 @@ pub(crate) fn runs(program: &Path, nightly: bool) -> Vec<Run> {
     by_user.command =
         format!("as_user='{of_a_port} {long}'\nas_root='cable:: trouble:: testpmd::'\n{AS_USER}");
     by_user.files.extend(testpmd());
-    // The 82574's driver with another chip: what is above the port has been with that one.
+    // The 82574's driver with another chip: the layers above the port were tested with the 82574.
     let mut e1000 = Guest::with_pair("e1000", Model::E1000.device());
     e1000.nics.extend(
         [("e1000-82544gc", 3), ("e1000-82545em", 4)]
@@ -108,7 +109,7 @@ pub(crate) fn runs(program: &Path, nightly: bool) -> Vec<Run> {
     );
     e1000.command = format!("$tests {E1000} {long}\n");
     e1000.files.extend(testpmd());
-    // The same with the other format of descriptors, and several queues.
+    // The same driver with the other descriptor format and several queues.
     let mut igb = Guest::with_pair("igb", Model::Igb.device());
     let tests = if nightly { E1000 } else { IGB };
     igb.command = format!("$tests {tests} {long}\n");
@@ -118,7 +119,7 @@ pub(crate) fn runs(program: &Path, nightly: bool) -> Vec<Run> {
     let virtio = Model::Virtio.device();
     let mut wrong = Guest::with_pair("refusals", virtio);
     wrong.iova_bits = 39;
-    // A page of 1 GiB is likely to be had. What is not used takes nothing of the host.
+    // Enough memory for a page of 1 GiB. Unused memory takes none of the host's.
     wrong.memory_mib = 6144;
     wrong.modules = vec!["virtio_pci", "virtio_net", "af_packet", "8021q"];
     wrong.nics.push(Nic::on_hub("virtio-net-pci,disable-legacy=on", 3));
@@ -132,7 +133,7 @@ pub(crate) fn runs(program: &Path, nightly: bool) -> Vec<Run> {
     remapping.command = "export VM_NO_REMAPPING=1\n\
                          $tests refusals::a_machine_without_interrupt_remapping\n"
         .to_owned();
-    // What takes longest comes first, so that it is not alone at the end.
+    // The longest come first, so that none runs alone at the end.
     let guests = [
         xdp(nightly),
         zero_copy(),
@@ -152,22 +153,22 @@ pub(crate) fn runs(program: &Path, nightly: bool) -> Vec<Run> {
         guest.files.push((program.to_owned(), "usr/bin/vfio-tests".to_owned()));
         let nightly = if nightly { "export BAREWIRE_NIGHTLY=1\n" } else { "" };
         guest.command = format!("{TESTS}{nightly}{}", guest.command);
-        // Far above what it needs.
+        // Far above the usual duration.
         guest.limit = Duration::from_secs(if nightly.is_empty() { 360 } else { 480 });
         Run { is_planted: guest.name == "planted", guest }
     });
     runs.into()
 }
 
-/// The guest in which the kernel keeps a pair of cards each of three kinds, for the port `xdp`.
+/// The guest in which the kernel drives a pair of cards of three kinds each, for the port `xdp`.
 ///
-/// The 82576's driver restarts its link, which takes seconds, whenever a port opens or closes:
-/// there the clauses, which open many, are for the night.
+/// The 82576's driver resets its link, which takes seconds, whenever a port opens or closes: there
+/// the conformance clauses, which open many ports, run nightly.
 fn xdp(nightly: bool) -> Guest {
     let mut guest = Guest::with_pair("xdp", Model::Igb.device());
     guest.kernel = Flavour::Full;
     guest.bind = false;
-    // Its drivers make a queue for each processor. Several are tested on a veth.
+    // Its drivers create a queue per processor. Several queues are tested on a veth.
     guest.cpu_count = 1;
     guest.modules = vec!["igb", "e1000", "virtio_pci", "virtio_net", "af_packet"];
     for (hub, model) in [(1, Model::E1000), (2, Model::Virtio)] {
@@ -179,7 +180,7 @@ fn xdp(nightly: bool) -> Guest {
     guest
 }
 
-/// The guest whose kernel has drivers with zero-copy, for the port `xdp`.
+/// The guest with kernel drivers that have zero-copy, for the port `xdp`.
 fn zero_copy() -> Guest {
     let mut guest = Guest::with_pair("zero-copy", Model::Igb.device());
     guest.kernel = Flavour::Newest;
@@ -188,15 +189,14 @@ fn zero_copy() -> Guest {
     guest.modules = vec!["igb", "virtio_net"];
     guest.nics.extend(on_own_hub(1, Model::Virtio));
     let all = "xdp:: msg:: --skip the_models --skip mf5";
-    // igb of Linux 7.3 returns a buffer that it was not given after it has had none left, and the
-    // port ends.
+    // igb of Linux 7.3 returns a foreign buffer after it has run out of buffers, and the port ends.
     let igb = "xdp:: --skip a_port_of_xdp_that_slept";
     let command = format!("count=4\nfirst='{igb}'\nothers='{all}'\n{XDP}");
     guest.command = format!("export VM_ZERO_COPY=1\n{command}");
     guest
 }
 
-/// The guest with the kernel's own driver at the other end; for virtio-net it is in `refusals`.
+/// The guest with the kernel's driver at the other end; for virtio-net that is `refusals`.
 fn kernels() -> Guest {
     let mut guest = Guest::with_pair("kernel", Model::Igb.device());
     guest.kernel = Flavour::Full;
@@ -208,12 +208,12 @@ fn kernels() -> Guest {
     guest
 }
 
-/// A pair of NICs of a kind on the hub `hub`.
+/// A pair of NICs of a kind on their own hub.
 fn on_own_hub(hub: u16, model: Model) -> [Nic; 2] {
     [1, 2].map(|n| Nic { cable: Cable::Hub(hub), ..Nic::on_hub(model.device(), 2 * hub + n) })
 }
 
-/// The guest with the kernel's driver on a card and ours on its virtual functions.
+/// The guest with the kernel's driver on a card and barewire's on its virtual functions.
 fn functions() -> Guest {
     let mut guest = Guest::with_pair("functions", Model::Igb.device());
     guest.kernel = Flavour::Full;
@@ -224,8 +224,8 @@ fn functions() -> Guest {
     guest
 }
 
-/// The guests in which the tests of PCI devices run that are in the test program `dpdk`: one with
-/// each of the cards that DPDK has a driver for and we have too.
+/// The guests for the PCI tests in the test program `dpdk`: one per card that both DPDK and
+/// barewire have a driver for.
 pub(crate) fn dpdk(program: &Path) -> Vec<Run> {
     let runs = [("dpdk-virtio", Model::Virtio), ("dpdk-e1000e", Model::E1000e)];
     let runs = runs.map(|(name, model)| {
@@ -235,14 +235,14 @@ pub(crate) fn dpdk(program: &Path) -> Vec<Run> {
         guest.command = "export RUST_BACKTRACE=0\n\
                          exec dpdk-tests --show-output --test-threads=1 nic::\n"
             .to_owned();
-        // Far above what it needs.
+        // Far above the usual duration.
         guest.limit = Duration::from_secs(240);
         Run { is_planted: false, guest }
     });
     runs.into()
 }
 
-/// DPDK's testpmd and its drivers, if they are here.
+/// DPDK's testpmd and its drivers, if installed.
 pub(super) fn testpmd() -> Vec<(PathBuf, String)> {
     let program = PathBuf::from("/usr/bin").join(packages::TESTPMD.program);
     let drivers = drivers();
@@ -252,19 +252,20 @@ pub(super) fn testpmd() -> Vec<(PathBuf, String)> {
     std::iter::once(own(&program)).chain(drivers).collect()
 }
 
-/// The program `ip` of the host, beside the guest's own, which knows no virtual functions.
+/// The host's program `ip`; the guest's own does not support virtual functions.
 fn iproute2() -> Option<(PathBuf, String)> {
     let here = ["/usr/sbin/ip", "/usr/bin/ip", "/sbin/ip"].map(PathBuf::from);
     let program = here.into_iter().find(|path| path.is_file())?;
     Some((program, "usr/bin/iproute2".to_owned()))
 }
 
-/// A file, and the same place in a guest.
+/// A file, with the same path in a guest.
 fn own(path: &Path) -> (PathBuf, String) {
     (path.to_owned(), path.to_string_lossy().into_owned())
 }
 
-/// DPDK's drivers for our cards, if they are here. They go where DPDK loads all it finds.
+/// DPDK's drivers of the supported cards, if installed, in the folder from which DPDK loads all
+/// plugins.
 fn drivers() -> Vec<(PathBuf, String)> {
     let lists = |dir: &Path| {
         let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
@@ -274,7 +275,7 @@ fn drivers() -> Vec<(PathBuf, String)> {
     };
     let dirs = lists(Path::new("/usr/lib")).into_iter().flat_map(|dir| lists(&dir.join("dpdk")));
     let plugins: Vec<PathBuf> = dirs.flat_map(|dir| lists(&dir)).collect();
-    // Of each the name with the whole version: the others are links to it.
+    // Of each only the name with the whole version; the others are links to it.
     let drivers = [
         "librte_net_virtio.so.",
         "librte_net_e1000.so.",
@@ -294,10 +295,10 @@ fn drivers() -> Vec<(PathBuf, String)> {
     drivers.into_iter().map(|path| own(path)).collect()
 }
 
-/// Runs the guests, two at a time, tells `each` of every one as it ends, and says how they ended,
-/// in their order.
+/// Runs the guests, two at a time, calls `each` with every result, and returns the results in the
+/// guests' order.
 ///
-/// Most of their time they wait: for a device to be reset, or for a time to be over.
+/// Guests mostly wait: for a device reset, or for a timeout.
 pub(crate) fn run_all(
     runs: &[Run],
     each: impl Fn(&Run, &Ended, Duration) + Sync,
@@ -313,7 +314,7 @@ pub(crate) fn run_all(
 }
 
 impl Run {
-    /// What the guest is called.
+    /// Name of the guest.
     pub(crate) fn name(&self) -> &str {
         &self.guest.name
     }
@@ -327,12 +328,12 @@ impl Run {
     }
 }
 
-/// Frames in a hundred that the cable between two guests loses.
+/// Loss of the cable between two guests, percent.
 const LOSS_PERCENT: u64 = 5;
 
-/// Two guests with one NIC each, joined by a cable that loses frames: one sends messages, the other
-/// sees each arrive once, in order and unchanged. Says how the guests ended, and what went over the
-/// cable.
+/// Runs two guests with one NIC each, joined by a lossy cable: one sends messages, and the other
+/// checks that each arrives once, in order and unchanged. Returns the results, and the counts of
+/// the cable.
 ///
 /// # Errors
 /// [`NotHere`].
@@ -340,8 +341,8 @@ pub(crate) fn two_guests(program: &Path) -> Result<(Vec<Ended>, String), NotHere
     joined(program, LOSS_PERCENT, ["receives", "sends"], false)
 }
 
-/// Two guests as [`two_guests`], on a cable that loses nothing: one has the other's processors
-/// stopped for a while, and for longer than T_dead; `nightly` many times. Says how they ended.
+/// Runs two guests as [`two_guests`] with a loss-free cable: one stops the other's processors for a
+/// while, and for longer than T_dead; `nightly` many times. Returns the results.
 ///
 /// # Errors
 /// [`NotHere`].
@@ -352,7 +353,7 @@ pub(crate) fn stopped_guest(
     joined(program, 0, ["is_stopped", "sees_a_stop"], nightly)
 }
 
-/// Runs each of two tests in a guest; the second's guest commands the monitor of the first's.
+/// Runs two tests, one in a guest each; the second guest controls the monitor of the first.
 fn joined(
     program: &Path,
     loss_percent: u64,

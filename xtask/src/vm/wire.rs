@@ -1,4 +1,4 @@
-//! A cable between two guests that loses frames: two sockets, and a thread for each direction.
+//! A lossy cable between two guests: two sockets, and a thread per direction.
 
 use std::io::ErrorKind;
 use std::os::unix::net::UnixDatagram;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use super::guest::Cable;
 
-/// The cable; cut when it is dropped.
+/// The cable; removed when dropped.
 pub(crate) struct Wire {
     dir: PathBuf,
     over: Arc<AtomicBool>,
@@ -20,10 +20,10 @@ pub(crate) struct Wire {
 }
 
 impl Wire {
-    /// A cable that loses `loss_percent` of the frames, always the same ones of a `seed`.
+    /// A cable that loses `loss_percent` of the frames; `seed` determines which.
     ///
     /// # Errors
-    /// The sockets cannot be made.
+    /// The sockets cannot be created.
     pub(crate) fn lay(dir: &Path, loss_percent: u64, seed: u64) -> std::io::Result<Self> {
         std::fs::create_dir_all(dir)?;
         let over = Arc::new(AtomicBool::new(false));
@@ -34,7 +34,7 @@ impl Wire {
         for (from, other) in [(0, "b"), (1, "a")] {
             let socket = sockets[from].try_clone()?;
             socket.set_read_timeout(Some(Duration::from_millis(100)))?;
-            // A NIC that is connected hears nobody but the socket at its own end.
+            // A connected socket of a NIC receives only from the socket at its own end.
             let out = sockets[1 - from].try_clone()?;
             let to = dir.join(format!("nic-{other}"));
             let (over, counts) = (Arc::clone(&over), Arc::clone(&counts));
@@ -46,7 +46,7 @@ impl Wire {
         Ok(Self { dir: dir.to_owned(), over, counts, threads })
     }
 
-    /// What a NIC at the end `a` or `b` is joined to.
+    /// The cable end `a` or `b` for a NIC.
     pub(crate) fn end(&self, end: &str) -> Cable {
         let at = |name: &str| self.dir.join(format!("{name}-{end}"));
         Cable::Datagram(at("nic"), at("wire"))
@@ -62,7 +62,7 @@ impl Drop for Wire {
     fn drop(&mut self) {
         self.over.store(true, Relaxed);
         for thread in self.threads.drain(..) {
-            // A thread that panicked has said so.
+            // A panic of the thread was printed already.
             let _ = thread.join();
         }
         let _ = std::fs::remove_dir_all(&self.dir);
@@ -90,7 +90,7 @@ fn carry(
         x ^= x << 13;
         x ^= x >> 7;
         x ^= x << 17;
-        // Nobody at the other end yet, or any more: a cable does not care.
+        // Without a receiver the frame is lost, as on a cable.
         let lost = x % 100 < loss_percent || out.send_to(&frame[..len], to).is_err();
         counts[usize::from(lost)].fetch_add(1, Relaxed);
     }
