@@ -1,8 +1,8 @@
-//! The command line of every bench.
+//! The command line of every benchmark.
 
 use clap::Parser;
 
-/// Options that every bench takes.
+/// Options of every benchmark.
 #[derive(Parser, Clone, Debug)]
 #[command(about = "A bench of barewire; `cargo xtask bench` runs them all")]
 pub struct Args {
@@ -24,13 +24,13 @@ pub struct Args {
 }
 
 impl Args {
-    /// Reads the command line; ends the process if it makes no sense.
+    /// Parses the command line; exits if it is invalid.
     pub fn read() -> Self {
         Self::parse()
     }
 
-    /// As [`read`](Self::read), for a bench whose cases the counting tools watch: if one is to run
-    /// alone, `run` runs it so often, and the process ends.
+    /// [`read`](Self::read) for a benchmark whose cases the counting tools run: if one case is
+    /// requested alone, `run` runs it that many times, and the process exits.
     pub fn read_or_run(run: impl FnOnce(&str, u64) -> Result<(), String>) -> Self {
         let args = Self::read();
         if let Some(case) = &args.steady {
@@ -43,12 +43,12 @@ impl Args {
         args
     }
 
-    /// `full`, or `quick` under `--quick`.
+    /// `full`, or `quick` with `--quick`.
     pub fn size(&self, full: u64, quick: u64) -> u64 {
         if self.quick { quick } else { full }
     }
 
-    /// Whether a case was asked for.
+    /// Whether a case was requested.
     pub fn wants(&self, case: &str) -> bool {
         self.only.as_deref().is_none_or(|part| case.contains(part))
     }

@@ -1,7 +1,7 @@
-//! What is counted instead of timed: instructions, allocations, system calls.
+//! Counting instead of timing: instructions, allocations, system calls.
 //!
-//! Instructions and system calls are counted by running this program again with `--steady CASE
-//! --count N` for two values of N, and subtracting, so that neither start nor end counts.
+//! Instructions and system calls are counted by running this program with `--steady CASE --count N`
+//! for two values of N and subtracting, so that start and end do not count.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::os::unix::process::CommandExt;
@@ -11,13 +11,13 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use nix::unistd::Pid;
 
-/// An allocator that counts; a bench makes it its global one.
+/// A counting allocator; a benchmark makes it its global one.
 pub struct Counting;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 static LIVE_BYTES: AtomicU64 = AtomicU64::new(0);
 
-// SAFETY: every call goes to `System` with the same arguments, which meets the contract for us.
+// SAFETY: every call forwards its arguments to `System`, which meets the contract.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Relaxed);
@@ -40,7 +40,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// Allocations so far.
+/// Number of allocations so far.
 pub fn allocations() -> u64 {
     ALLOCATIONS.load(Relaxed)
 }
@@ -50,7 +50,7 @@ pub fn live_bytes() -> u64 {
     LIVE_BYTES.load(Relaxed)
 }
 
-/// Bytes of memory that the process really has, from `/proc/self/statm`.
+/// Resident memory of the process, bytes, from `/proc/self/statm`.
 pub fn resident_bytes() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages: u64 = statm.split(' ').nth(1).and_then(|n| n.parse().ok()).unwrap_or(0);
@@ -60,19 +60,19 @@ pub fn resident_bytes() -> u64 {
 /// The name of the function that [`instructions`] counts in.
 const STEADY: &str = "*barewire_benches*count*steady*";
 
-/// Operations that come before `count` counted ones: the session opens, credits grow, tables are
-/// touched. Few in the smallest size, most of whose time they would take.
+/// Operations before `count` counted ones: the session opens, credits grow, tables are touched. Few
+/// in the smallest size, which would otherwise spend most of its time on them.
 pub fn warm_up(count: u64) -> u64 {
     if is_small(count) { 500 } else { 20_000 }
 }
 
-/// Whether so many are counted in the smallest size, whose counts nobody compares: there what is
-/// counted twice may run at the same time, which takes processors from whoever polls.
+/// Whether `count` is of the smallest size, whose results are not compared: then the two runs may
+/// run in parallel and take processors from each other.
 fn is_small(count: u64) -> bool {
     count < 1000
 }
 
-/// Runs `work`; what [`instructions`] counts is what happens in here.
+/// Runs `work`, inside of which [`instructions`] counts.
 #[inline(never)]
 pub fn steady<R>(work: impl FnOnce() -> R) -> R {
     std::hint::black_box(work())
@@ -81,7 +81,7 @@ pub fn steady<R>(work: impl FnOnce() -> R) -> R {
 /// Instructions per repetition of `case`, by callgrind.
 ///
 /// # Errors
-/// There is no valgrind, or the program failed under it.
+/// valgrind is missing, or the program failed under it.
 pub fn instructions(case: &str, few: u64, many: u64) -> Result<f64, String> {
     let counted = |count| callgrind(case, count);
     let [a, b] = if is_small(few) {
@@ -101,7 +101,7 @@ fn callgrind(case: &str, count: u64) -> Result<u64, String> {
         .join(format!("barewire-callgrind.{}.{name}.{count}", std::process::id()));
     let ran = Command::new("valgrind")
         .args(["--tool=callgrind", "--quiet", "--collect-atstart=no"])
-        // One thread runs at a time, and one that polls would keep the others from ever running.
+        // One thread runs at a time, and a polling thread would starve the others.
         .arg("--fair-sched=yes")
         .arg(format!("--toggle-collect={STEADY}"))
         .arg(format!("--callgrind-out-file={}", out.display()))
@@ -111,7 +111,7 @@ fn callgrind(case: &str, count: u64) -> Result<u64, String> {
         .output()
         .map_err(|why| format!("valgrind does not start ({why}); apt-get install valgrind"))?;
     let written = std::fs::read_to_string(&out);
-    // It is only in the way from here on, whatever was in it.
+    // The file is no longer needed.
     let _ = std::fs::remove_file(&out);
     if !ran.status.success() {
         return Err(format!("under valgrind: {}", String::from_utf8_lossy(&ran.stderr).trim()));
@@ -124,13 +124,13 @@ fn callgrind(case: &str, count: u64) -> Result<u64, String> {
 /// System calls per repetition of `case`.
 ///
 /// # Errors
-/// The process may not be traced, or it failed.
+/// The process must not be traced, or it failed.
 pub fn syscalls(case: &str, few: u64, many: u64) -> Result<f64, String> {
     let [a, b] = [few, many].map(|count| trace(case, count));
     Ok((b? as f64 - a? as f64) / (many - few) as f64)
 }
 
-/// Runs this program under ptrace and counts the stops at system calls.
+/// Runs this program under ptrace and counts its system-call stops.
 fn trace(case: &str, count: u64) -> Result<u64, String> {
     let mut command = Command::new(me()?);
     command.args(["--steady", case, "--count", &count.to_string()]).stdin(Stdio::null());

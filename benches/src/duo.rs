@@ -1,5 +1,5 @@
-//! Two processes: the one that measures, and a second one, forked from it, that does what it is
-//! told. They share a page of commands and two cache lines to bounce.
+//! Two processes: the measuring one, and a second one, forked from it, that executes commands. They
+//! share a page of commands and two cache lines to bounce.
 
 use std::cell::Cell;
 use std::mem::size_of;
@@ -17,54 +17,55 @@ use crate::end::Made;
 use crate::place::{CHUNK, Line, PROBE, Place, bounce, echo};
 use crate::{Row, Sample, median};
 
-/// Longest time that the second process may take over a command.
+/// Time limit of a command of the second process.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Turns without a command after which the second process sleeps between turns, and how long.
+/// Turns without a command after which the second process sleeps between turns, and the duration of
+/// that sleep.
 const IDLE_TURNS: u32 = 10_000;
 const NAP: Duration = Duration::from_micros(50);
 
-/// Pairs of ports that may [meet](First::meet).
+/// Most pairs of ports that can [meet](First::meet).
 const MEETS_MAX: usize = 4;
 
 const QUIT: u64 = 0;
 const BOUNCE: u64 = 1;
 const WORK: u64 = 2;
 
-/// What the two processes share.
+/// Shared memory of the two processes.
 #[derive(Debug, Default)]
 #[repr(C)]
 struct Board {
     ping: Line,
     pong: Line,
-    /// The number of the last command given, begun and done.
+    /// Numbers of the last command that was given, begun and done.
     asked: Line,
     begun: Line,
     done: Line,
     kind: Line,
     args: [AtomicU64; 4],
-    /// Addresses of the two processes' ports, by pairs, 0 until known.
+    /// Stations of the two processes' ports, by pair; 0 until known.
     macs: [[AtomicU64; 2]; MEETS_MAX],
 }
 
-/// A command to the second process: a number that says what, and what goes with it.
+/// A command to the second process: its kind and arguments.
 #[derive(Clone, Copy, Debug)]
 pub struct Task {
-    /// What to do; the bench knows.
+    /// Kind of the command, defined by the benchmark.
     pub what: u64,
-    /// Bytes.
+    /// Length, bytes.
     pub len: usize,
-    /// How often.
+    /// Number of repetitions.
     pub count: u64,
 }
 
-/// The side of the second process.
+/// The second process's side.
 pub struct Second {
     board: &'static Board,
     meets: Cell<usize>,
 }
 
-/// The side of the one that measures. Ends the other when dropped.
+/// The measuring process's side. Kills the second process when dropped.
 pub struct First {
     board: &'static Board,
     pid: Pid,
@@ -72,15 +73,16 @@ pub struct First {
     meets: Cell<usize>,
 }
 
-/// Forks. `second` runs in the new process, pinned to the second processor, and gets the commands.
+/// Forks. `second` runs in the new process, pinned to the second processor, and receives the
+/// commands.
 ///
 /// # Errors
-/// What the system refused.
+/// The system call's error.
 pub fn start(second: impl FnOnce(&Second) -> Result<(), String>) -> Result<First, String> {
     let place = Place::find()?;
     let board = share()?;
-    // SAFETY: `fork` needs a process with one thread, since of the others only their locks would
-    // be copied: benches start no thread before this.
+    // SAFETY: `fork` needs a process with one thread, since of other threads only the locks would
+    // be copied: benchmarks start no thread before this.
     match unsafe { fork() }.map_err(|e| format!("fork: {e}"))? {
         ForkResult::Child => {
             // SAFETY: `prctl(PR_SET_PDEATHSIG)` takes a signal and touches no memory.
@@ -98,7 +100,7 @@ pub fn start(second: impl FnOnce(&Second) -> Result<(), String>) -> Result<First
     }
 }
 
-/// A page that a forked child shares. Stays mapped until the process ends.
+/// A page that a forked child shares. Mapped until the process exits.
 fn share() -> Result<&'static Board, String> {
     let (prot, flags) =
         (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
@@ -114,16 +116,16 @@ fn share() -> Result<&'static Board, String> {
 }
 
 impl Second {
-    /// Tells the other process the address of this one's port, and waits for the other's. Both
-    /// processes meet as often, port by port.
+    /// Exchanges the stations of this process's port and the other's. Both processes call it
+    /// equally often, port by port.
     ///
     /// # Panics
-    /// The fifth time.
+    /// If it is called a fifth time.
     pub fn meet(&self, station: Station) -> Station {
         meet(&self.board.macs[self.meets.replace(self.meets.get() + 1)], 1, station)
     }
 
-    /// Takes commands until there are no more. `idle` is called while there is none.
+    /// Executes commands until there are no more. Calls `idle` while there is none.
     ///
     /// # Errors
     /// That of `work`.
@@ -140,7 +142,7 @@ impl Second {
                 idle(state);
                 turns += 1;
                 if turns > IDLE_TURNS {
-                    // Another pair of processes may be what is measured now, on the same core.
+                    // Another pair of processes may be measured on the same core at this time.
                     std::thread::sleep(NAP);
                 }
                 continue;
@@ -162,20 +164,21 @@ impl Second {
 }
 
 impl First {
-    /// Tells the other process the address of this one's port, and waits for the other's.
+    /// Exchanges the stations of this process's port and the other's.
     pub fn meet(&self, station: Station) -> Station {
         meet(&self.board.macs[self.meets.replace(self.meets.get() + 1)], 0, station)
     }
 
-    /// Gives the other process a command; do our part of it, then [`finish`](Self::finish).
+    /// Gives the other process a command. The caller then does its own part and calls
+    /// [`finish`](Self::finish).
     pub fn begin(&mut self, task: Task) {
         self.ask(WORK, [task.what, task.len as u64, task.count]);
     }
 
-    /// Waits until the other process has done what it was told, calling `idle` meanwhile.
+    /// Waits until the other process has executed its command, and calls `idle` in between.
     ///
     /// # Errors
-    /// It did not within a minute, or it has ended.
+    /// The command took more than a minute, or the process has exited.
     pub fn finish(&self, mut idle: impl FnMut()) -> Result<(), String> {
         let start = Instant::now();
         let mut turns = 0_u64;
@@ -189,8 +192,8 @@ impl First {
         Ok(())
     }
 
-    /// Round trips of a cache line between the two processes, nanoseconds: one value for every
-    /// hundred of them.
+    /// Round trips of a cache line between the two processes, nanoseconds: the mean of every
+    /// hundred.
     ///
     /// # Errors
     /// As [`finish`](Self::finish).
@@ -210,14 +213,14 @@ impl First {
         Ok(self.line()?.median())
     }
 
-    /// Stops the other process where it is, so that it takes no time from somebody else who is
-    /// measured on its processor.
+    /// Stops the other process, so that it takes no time from another measured process on its
+    /// processor.
     pub fn pause(&self) {
-        // It may have ended, which the next command notices.
+        // It may have exited, which the next command reports.
         let _ = kill(self.pid, Signal::SIGSTOP);
     }
 
-    /// Lets it go on.
+    /// Resumes the other process.
     pub fn resume(&self) {
         let _ = kill(self.pid, Signal::SIGCONT);
     }
@@ -229,8 +232,8 @@ impl First {
             to.store(arg, Relaxed);
         }
         self.board.asked.0.store(self.commands, Release);
-        // So that what is timed does not begin with the other one's waking up. Bounded, since it
-        // may have ended.
+        // So that the measurement does not include the other process's wake-up. Bounded, since it
+        // may have exited.
         let start = Instant::now();
         while self.board.begun.0.load(Acquire) != self.commands && start.elapsed() < PATIENCE {
             std::hint::spin_loop();
@@ -241,7 +244,7 @@ impl First {
 impl Drop for First {
     fn drop(&mut self) {
         self.ask(QUIT, [0; 3]);
-        // Nothing to do about one that is gone already.
+        // It may have exited already.
         let _ = waitpid(self.pid, None);
     }
 }
@@ -257,7 +260,7 @@ fn meet(stations: &[AtomicU64; 2], me: usize, station: Station) -> Station {
     }
 }
 
-/// Rounds of something and of what it is compared with, by turns.
+/// Interleaved rounds of a measurement and its reference.
 #[derive(Debug, Default)]
 pub struct Rounds {
     /// (value, reference) of every round.
@@ -265,11 +268,11 @@ pub struct Rounds {
 }
 
 impl Rounds {
-    /// `count` times what `round` measures, a value and what it is compared with, after a round
-    /// that opens the sessions and touches the memory and does not count.
+    /// Runs `round`, which measures a value and its reference, `count` times, after a warm-up round
+    /// that opens the sessions and touches the memory.
     ///
     /// # Errors
-    /// The first of `round`.
+    /// The first error of `round`.
     pub fn measure(count: u64, mut round: impl FnMut() -> Made<(f64, f64)>) -> Made<Self> {
         round()?;
         let pairs = (0..count).map(|_| round()).collect::<Made<_>>()?;
@@ -286,32 +289,32 @@ impl Rounds {
         median(self.pairs.iter().map(|p| p.0))
     }
 
-    /// The median of what it is compared with.
+    /// The median reference.
     pub fn reference(&self) -> f64 {
         median(self.pairs.iter().map(|p| p.1))
     }
 
-    /// The median of the rounds' ratios.
+    /// The median ratio of the rounds.
     pub fn ratio(&self) -> f64 {
         median(self.pairs.iter().map(|p| p.0 / p.1))
     }
 
-    /// The least and the largest of the rounds' ratios.
+    /// The minimum and maximum ratio of the rounds.
     pub fn ratio_range(&self) -> (f64, f64) {
         self.ratio_between(0.0, 1.0)
     }
 
-    /// Between which the middle half of the rounds' ratios lies.
+    /// The quartiles of the rounds' ratios.
     pub fn ratio_middle(&self) -> (f64, f64) {
         self.ratio_between(0.25, 0.75)
     }
 
-    /// The figure of `case`, against `reference`.
+    /// The row of `case`, against `reference`.
     pub fn row(&self, case: &str, unit: &'static str, reference: &str) -> Row {
         Row::new(case, self.value(), unit).against(reference, self.reference(), self.ratio())
     }
 
-    /// Between which the ratios lie, for a note.
+    /// The range of the ratios, for a note.
     pub fn span(&self) -> String {
         let (low, high) = self.ratio_range();
         format!("ratios {low:.2} to {high:.2}")

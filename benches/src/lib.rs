@@ -1,15 +1,15 @@
-//! What the benches share: how a figure is reported, how a process is placed and paired with
-//! another, what is counted instead of timed, and the two ends of a fabric to measure.
+//! The common parts of the benchmarks: reports, placement and pairing of processes, counting
+//! instead of timing, and the endpoints to measure.
 //!
-//! The rules of every bench here:
-//! - Whatever crosses cores is set against a cache line that goes to and fro between the same two
-//!   cores in the same round, since a virtual machine's cores move: the absolute figure means
-//!   nothing without it ([`Place`]).
-//! - What is compared is measured by turns, and the ratio is the median of the ratios of the
-//!   rounds.
-//! - Instructions, allocations and system calls are counted, for two run lengths, and subtracted
+//! Rules of every benchmark:
+//! - A measurement across cores is compared with the round trip of a cache line between the same
+//!   two cores in the same round, since a virtual machine's cores move: without it the absolute
+//!   value means nothing ([`Place`]).
+//! - Alternatives are measured in interleaved rounds, and the ratio is the median of the rounds'
+//!   ratios.
+//! - Instructions, allocations and system calls are counted for two run lengths and subtracted
 //!   ([`count`]).
-//! - What it costs to measure nothing is printed as well (`floor`).
+//! - The cost of an empty measurement is printed as well (`floor`).
 
 mod args;
 pub mod attacked;

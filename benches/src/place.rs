@@ -1,4 +1,4 @@
-//! Where two threads of a bench run, and how far apart that is.
+//! Placement of a benchmark's two threads, and the distance between their processors.
 
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
@@ -10,24 +10,24 @@ use nix::unistd::Pid;
 
 use crate::Sample;
 
-/// A word with two cache lines of its own, so that no prefetcher joins it to another.
+/// A word with two cache lines of its own, so that no adjacent-line prefetcher shares it.
 #[repr(align(128))]
 #[derive(Debug, Default)]
 pub(crate) struct Line(pub(crate) AtomicU64);
 
-/// The processors that a bench uses: the first two that this process may run on.
+/// The processors of a benchmark: the first two that this process may run on.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
     cpus: [usize; 2],
 }
 
 impl Place {
-    /// Finds them.
+    /// Finds the processors.
     ///
     /// # Errors
     /// Why there are not two.
     pub fn find() -> Result<Self, String> {
-        // Once: who is pinned may run on one only.
+        // Only once: a pinned thread may run on one processor only.
         static FOUND: OnceLock<Result<Place, String>> = OnceLock::new();
         FOUND.get_or_init(Self::look).clone()
     }
@@ -46,10 +46,10 @@ impl Place {
         self.cpus[which]
     }
 
-    /// Keeps the calling thread on the first or second processor.
+    /// Pins the calling thread to the first or second processor.
     ///
     /// # Errors
-    /// What the system said.
+    /// The system call's error.
     pub fn pin(self, which: usize) -> Result<(), String> {
         let mut set = CpuSet::new();
         set.set(self.cpus[which]).map_err(|e| format!("cpu {}: {e}", self.cpus[which]))?;
@@ -57,11 +57,11 @@ impl Place {
     }
 }
 
-/// Round trips of a cache line in one probe, and in one chunk of them.
+/// Round trips of a cache line per probe, and per chunk of a probe.
 pub(crate) const PROBE: u64 = 20_000;
 pub(crate) const CHUNK: u64 = 100;
 
-/// A cache line that goes to and fro between two threads.
+/// A cache line that bounces between two threads.
 #[derive(Debug, Default)]
 pub struct Bounced {
     ping: Line,
@@ -69,7 +69,7 @@ pub struct Bounced {
 }
 
 impl Bounced {
-    /// Nanoseconds of a round trip, the median, while the other thread [answers](Self::answer).
+    /// The median round trip, nanoseconds, while the other thread [answers](Self::answer).
     pub fn line_ns(&self) -> f64 {
         let start = self.ping.0.load(Acquire);
         let chunks = bounce(&self.ping, &self.pong, start, PROBE, CHUNK);
@@ -82,14 +82,14 @@ impl Bounced {
     }
 }
 
-/// Sends a cache line to and fro `rounds` times and returns the nanoseconds of each chunk of
-/// `chunk` of them, per round trip.
+/// Bounces a cache line `rounds` times, and returns nanoseconds per round trip for every `chunk` of
+/// them.
 pub(crate) fn bounce(ping: &Line, pong: &Line, start: u64, rounds: u64, chunk: u64) -> Vec<f64> {
     let mut chunks = Vec::with_capacity((rounds / chunk) as usize);
     let mut at = now_ns();
     for i in 1..=rounds {
         ping.0.store(start + i, Release);
-        // Without a pause instruction, which on some processors takes longer than the line.
+        // Without a pause instruction, which takes longer than the cache line on some processors.
         while pong.0.load(Acquire) != start + i {}
         if i % chunk == 0 {
             let now = now_ns();
