@@ -1,5 +1,5 @@
-//! A session that somebody without its key attacks: two nodes in one thread, whose frames pass
-//! through memory, and forged frames that reach one of them between.
+//! A session under attack by a station without its key: two nodes in one thread, whose frames pass
+//! through memory, and forged frames that are inserted for one of them.
 
 use std::collections::VecDeque;
 
@@ -20,29 +20,29 @@ use crate::end::{Made, Memory, node, node_settings};
 /// Messages in flight.
 const WINDOW: usize = 16;
 
-/// Where the address of the sender begins.
+/// Offset of the source MAC.
 const SOURCE: usize = 6;
 
-/// Byte of a frame whose highest bit says that the rest is sealed.
+/// Offset of the byte whose highest bit marks a sealed frame.
 const SEALED: usize = 15;
 
-/// What an attacker makes of a frame that it has read.
+/// How an attacker changes a frame that it has captured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Forgery {
-    /// A bit of the payload is another: the whole tag is checked.
+    /// Flips a bit of the payload: the whole tag is verified.
     Changed,
-    /// The same again.
+    /// Replays the frame.
     Repeated,
-    /// It says that it is not sealed.
+    /// Clears the mark of a sealed frame.
     Unsealed,
-    /// Half of it.
+    /// Truncates the frame to half of its length.
     Cut,
-    /// The OPEN of the session, from another station each time.
+    /// The OPEN of the session, from another source station each time.
     Opening,
 }
 
 impl Forgery {
-    /// All of them, with their names.
+    /// All forgeries, with their names.
     pub const ALL: [(&str, Self); 5] = [
         ("changed", Self::Changed),
         ("repeated", Self::Repeated),
@@ -51,7 +51,7 @@ impl Forgery {
         ("opening", Self::Opening),
     ];
 
-    /// Turns a frame into forged one number `n`.
+    /// Turns a frame into forgery number `n`.
     fn forge(self, frame: &mut Vec<u8>, n: u64) {
         match self {
             Self::Changed => {
@@ -61,7 +61,7 @@ impl Forgery {
             Self::Repeated => {}
             Self::Unsealed => frame[SEALED] &= 0x7f,
             Self::Cut => frame.truncate(frame.len() / 2),
-            // The first octet says that the address is a local one.
+            // The first octet marks a locally administered MAC.
             Self::Opening => {
                 frame[SOURCE..][..6].copy_from_slice(&(n << 16 | 2).to_le_bytes()[..6]);
             }
@@ -69,7 +69,7 @@ impl Forgery {
     }
 }
 
-/// One end.
+/// One end of the session.
 struct Station {
     node: Node,
     ep: EpId,
@@ -77,9 +77,9 @@ struct Station {
     av: AvId,
     peer: FiAddr,
     memory: Memory,
-    /// Frames that have left it.
+    /// Frames sent and not yet delivered.
     out: VecDeque<Vec<u8>>,
-    /// Buffers of frames to be used again.
+    /// Unused frame buffers.
     spare: Vec<Vec<u8>>,
 }
 
@@ -87,7 +87,7 @@ struct Station {
 pub struct Attacked {
     ends: [Station; 2],
     len: usize,
-    /// The first frame that left the sender.
+    /// The sender's first frame.
     opening: Vec<u8>,
     /// The forged frame.
     forged: Vec<u8>,
@@ -97,11 +97,11 @@ impl Attacked {
     /// A session with messages of `len` bytes, sealed with AES-256-GCM.
     ///
     /// # Errors
-    /// What a node refused.
+    /// The node's error.
     pub fn open(len: usize) -> Made<Self> {
         let (a, b) = Loopback::pair();
         let open = |port, number| {
-            // Only a port that may lose frames leads out of a machine.
+            // Only a port that may lose frames leads out of the machine.
             let loses = FaultSettings { loss: f64::MIN_POSITIVE, ..FaultSettings::default() };
             Station::open(number, Fault::new(Box::new(port), loses, "fault()").caps(), len)
         };
@@ -117,14 +117,14 @@ impl Attacked {
         Ok(this)
     }
 
-    /// What the receiver counted.
+    /// Counters of the receiver.
     pub fn counted(&self) -> NodeCounters {
         self.ends[1].node.counters()
     }
 
-    /// Sends `count` messages from one end to the other. With `attack`, the receiver gets a forged
-    /// frame of that kind with one of so many messages: before its frame, which is what the forged
-    /// one is made of, or a repeated one behind it. Returns how many those were.
+    /// Sends `count` messages from one end to the other. With `attack`, the receiver gets one
+    /// forged frame of that kind per the given number of messages: made of a message's frame and
+    /// delivered before it, or behind it for a replay. Returns the number of forged frames.
     ///
     /// # Errors
     /// A message was refused or did not arrive.
@@ -218,7 +218,7 @@ impl Station {
     }
 }
 
-/// Where the frames of a node go: into buffers of `spare`, to the end of `out`.
+/// A frame sink that appends to `out`, with buffers of `spare`.
 fn to<'a>(
     out: &'a mut VecDeque<Vec<u8>>,
     spare: &'a mut Vec<Vec<u8>>,

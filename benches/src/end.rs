@@ -1,5 +1,5 @@
-//! An end of a fabric to measure, three times: [`RawEnd`] is the raw API of the api, which the C
-//! provider uses, [`SafeEnd`] its safe API, [`NodeEnd`] a node on a port with nothing around them.
+//! Endpoints to measure, at three levels: [`RawEnd`] uses the raw API of the `api` crate, which the
+//! C provider uses, [`SafeEnd`] its safe API, [`NodeEnd`] a node directly on a port.
 
 use std::slice;
 
@@ -19,28 +19,28 @@ use barewire_driver::frame::{RxFrame, TxFrame};
 use barewire_driver::mem::{IoBuf, Span};
 use barewire_driver::port::{Port, PortCaps, RxSink, Station, Tx};
 
-/// The tag of every message here.
+/// The tag of every message.
 pub const TAG: u64 = 7;
 
-/// Operations that ended.
+/// Numbers of completed operations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Done {
-    /// Sends, by their completion.
+    /// Completed sends.
     pub sent: u64,
-    /// Receives.
+    /// Completed receives.
     pub received: u64,
 }
 
-/// One end: tagged messages to and from one peer, over memory of its own.
+/// An endpoint with memory of its own that exchanges tagged messages with one peer.
 pub trait End {
-    /// Where this end is.
+    /// Address of the endpoint.
     fn addr(&self) -> EpAddr;
 
-    /// To whom messages go from now on.
+    /// Sets the peer of later messages.
     fn connect(&mut self, peer: EpAddr);
 
-    /// Connects to the end of the other process: the same endpoint number, at the station that
-    /// `meet` is given for ours.
+    /// Connects to the endpoint of the other process: the same endpoint number at the station that
+    /// `meet` returns for this one.
     fn join(&mut self, meet: impl FnOnce(Station) -> Station)
     where
         Self: Sized,
@@ -49,21 +49,21 @@ pub trait End {
         self.connect(EpAddr { station: meet(own.station), incarnation: 0, ..own });
     }
 
-    /// Posts a receive of `len` bytes to place `at` of the memory. False if there is no room now.
+    /// Posts a receive of `len` bytes at offset `at` of the memory. False if it must be repeated.
     fn recv(&mut self, at: usize, len: usize) -> bool;
 
-    /// Sends `len` bytes from place `at`, with a completion; `more` follow at once. False if there
-    /// is no room now.
+    /// Sends `len` bytes from offset `at`, with a completion; `more`: another send follows at once.
+    /// False if it must be repeated.
     fn send(&mut self, at: usize, len: usize, more: bool) -> bool;
 
-    /// As [`send`](Self::send), injected and without a completion.
+    /// [`send`](Self::send) injected and without a completion.
     fn inject(&mut self, at: usize, len: usize) -> bool;
 
-    /// Reads completions, and turns the loop if there is none.
+    /// Reads completions, and turns the progress engine if there are none.
     fn poll(&mut self) -> Done;
 }
 
-/// Memory that a bench lends to operations: mapped, and touched, until the process ends.
+/// Memory for the operations of a benchmark: mapped and touched until the process exits.
 #[derive(Debug)]
 pub struct Memory {
     base: *mut u8,
@@ -71,14 +71,14 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// `len` bytes.
+    /// Memory of `len` bytes.
     pub fn new(len: usize) -> Self {
         let bytes = Box::leak(vec![0x5a_u8; len].into_boxed_slice());
         Self { base: bytes.as_mut_ptr(), len }
     }
 
-    /// `len` bytes from the start of a page: how fast a C library copies between two places may
-    /// depend on where in their pages they begin (`driver/src/mem/copy_long.rs`).
+    /// Memory of `len` bytes that begins with a page: the speed of a C library's copy may depend on
+    /// the offsets in the pages (`driver/src/mem/copy_long.rs`).
     pub fn from_page(len: usize) -> Self {
         const PAGE: usize = 4096;
         let bytes = Box::leak(vec![0x5a_u8; len + PAGE].into_boxed_slice());
@@ -86,27 +86,27 @@ impl Memory {
         Self { base: bytes[start..].as_mut_ptr(), len }
     }
 
-    /// How many bytes.
+    /// Length, bytes.
     #[expect(clippy::len_without_is_empty, reason = "it is never empty")]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// The address of `len` bytes at `at`.
+    /// The address of `len` bytes at offset `at`.
     ///
     /// # Panics
-    /// If they are not inside.
+    /// If they are not within the memory.
     pub fn at(&self, at: usize, len: usize) -> *mut u8 {
         assert!(at <= self.len && len <= self.len - at);
-        // SAFETY: inside the allocation, as was just checked.
+        // SAFETY: within the allocation, as was just checked.
         unsafe { self.base.add(at) }
     }
 
-    /// Lends a part of it to an operation.
+    /// Lends a part of the memory to an operation.
     #[inline]
     pub fn lend(&self, at: usize, len: usize) -> IoBuf {
-        // SAFETY: `from_raw` needs memory that stays mapped and that nobody has a reference to: it
-        // was leaked, and its only reference became `base`.
+        // SAFETY: `from_raw` needs memory that stays mapped and has no references: it was leaked,
+        // and its only reference became `base`.
         IoBuf::one(unsafe { Span::from_raw(self.at(at, len), len) })
     }
 }
@@ -122,10 +122,10 @@ pub struct NodeEnd {
     memory: Memory,
 }
 
-/// What goes wrong while an end is made, in words.
+/// A result whose error is text.
 pub type Made<T> = Result<T, String>;
 
-/// Settings of a node that differ from each other by `number`.
+/// Settings of node `number`.
 pub fn node_settings(number: u64) -> NodeSettings {
     NodeSettings { incarnation: 0xbe9c_0000 + number, seed: 77 + number, ..NodeSettings::default() }
 }
@@ -133,7 +133,7 @@ pub fn node_settings(number: u64) -> NodeSettings {
 /// A node with one endpoint for tagged messages.
 ///
 /// # Errors
-/// What the node refused.
+/// The node's error.
 pub fn node(settings: NodeSettings, caps: &PortCaps) -> Made<(Node, EpId, CqId, AvId)> {
     let said = |e: Error| format!("node: {e}");
     let mut node = Node::new(settings, caps).map_err(said)?;
@@ -151,23 +151,23 @@ impl NodeEnd {
     /// Opens an end on `port` with `memory` bytes of memory.
     ///
     /// # Errors
-    /// What the node refused.
+    /// The node's error.
     pub fn open(port: Box<dyn Port>, number: u64, memory: usize) -> Made<Self> {
         let (node, ep, cq, av) = node(node_settings(number), port.caps())?;
         let memory = Memory::new(memory);
         Ok(Self { node, port, ep, cq, av, peer: FI_ADDR_UNSPEC, memory })
     }
 
-    /// Opens the port that `spec` names and an end on it.
+    /// Opens the port of `spec` and an endpoint on it.
     ///
     /// # Errors
-    /// What the port or the node refused.
+    /// The error of the port or the node.
     pub fn open_on(spec: &str, number: u64, memory: usize) -> Made<Self> {
         let port = barewire_driver::open::open(spec).map_err(|e| e.to_string())?;
         Self::open(port, number, memory)
     }
 
-    /// The node, to look at what it counted.
+    /// The node, for its counters.
     pub fn node(&self) -> &Node {
         &self.node
     }
@@ -178,7 +178,7 @@ impl NodeEnd {
         let sent =
             self.node.transmit(now, &mut |frame: &TxFrame<'_>| port.tx(frame).unwrap_or(Tx::Full));
         if sent > 0 {
-            // A port that is gone shows by the next `poll` that moves nothing.
+            // A port that is gone shows in the next `poll`, which moves nothing.
             let _ = self.port.flush();
         }
     }
@@ -233,7 +233,7 @@ impl NodeEnd {
     }
 }
 
-/// Tells sends from receives.
+/// Counts sends and receives separately.
 #[inline]
 pub fn count(entries: &[Cqe]) -> Done {
     let mut done = Done::default();
@@ -251,11 +251,11 @@ impl Done {
         }
     }
 
-    /// What at most eight entries of `cq` say, each looked at where it lies, as the provider does.
+    /// Counts at most eight entries of `cq`, each read in place, as the provider does.
     #[inline]
     pub fn read(cq: &RawCq) -> Self {
         let mut done = Self::default();
-        // An empty queue is no error of the bench's.
+        // An empty queue is no error here.
         let _ = cq.take(8, |entry| done.note(entry));
         done
     }
@@ -307,7 +307,7 @@ impl End for NodeEnd {
     }
 }
 
-/// What a port lends goes to the node.
+/// The receive sink: passes frames to the node.
 struct ToNode<'a> {
     node: &'a mut Node,
     now: Instant,
@@ -325,9 +325,9 @@ impl RxSink for ToNode<'_> {
     }
 }
 
-/// A domain of the api on the port that `spec` names, for one thread, with what else it takes.
-/// Messages of more than `eager_max` bytes are pulled, if that is said. All domains that seal have
-/// the same key.
+/// A domain of the `api` crate on the port of `spec`, for one thread, with the objects around it.
+/// Messages longer than `eager_max` bytes use rendezvous, if that is set. All domains with sealed
+/// frames have the same key.
 pub(crate) fn domain(
     spec: &str,
     caps: Caps,
@@ -338,7 +338,7 @@ pub(crate) fn domain(
     let said = |e: barewire::Error| format!("{spec}: {e}");
     let mut hints = Info { caps, ..Info::default() };
     hints.domain_attr.data_progress = progress;
-    // A thread of the domain's own is one more.
+    // A progress thread of the domain is a second thread.
     hints.domain_attr.threading = match progress {
         Progress::Auto => barewire::Threading::Safe,
         _ => barewire::Threading::Domain,
@@ -349,11 +349,11 @@ pub(crate) fn domain(
     }
     let version = barewire::API_VERSION;
     let none = barewire::flags::InfoFlags::empty();
-    // Ends that meet in other processes tell each other MACs alone.
+    // Ends in different processes exchange MACs only.
     let by_name = true;
-    // What is measured is the port that was named.
+    // Only the named port is measured.
     let near = false;
-    // What it costs to look peers up is measured beside.
+    // The cost of looking peers up is measured separately.
     let inserted = std::env::var("BAREWIRE_PEERS").is_ok_and(|peers| peers == "inserted");
     let peers = if inserted { Peers::Inserted } else { Peers::Named };
     let seal = seal.unwrap_or_default();
@@ -363,7 +363,7 @@ pub(crate) fn domain(
     let info = info.map_err(said)?.into_iter().next().ok_or("no info")?;
     let fabric = barewire::fabric(&info.fabric_attr).map_err(said)?;
     let port = barewire_driver::open::open(spec).map_err(|e| e.to_string())?;
-    // SAFETY: an end owns everything of its domain and is used by one thread.
+    // SAFETY: an end owns all objects of its domain and is used by one thread.
     let promise = unsafe { SerialPromise::new() };
     let domain = fabric.domain_serial(&info, settings, port, promise);
     let domain = domain.map_err(|e| e.to_string())?;
@@ -381,15 +381,15 @@ pub struct RawEnd {
 }
 
 impl RawEnd {
-    /// Opens the port that `spec` names and an end on it, with `memory` bytes of memory.
+    /// Opens the port of `spec` and an endpoint on it, with `memory` bytes of memory.
     ///
     /// # Errors
-    /// What the port or the api refused.
+    /// The error of the port or the API.
     pub fn open(spec: &str, memory: usize) -> Made<Self> {
         Self::open_sealed(spec, memory, None)
     }
 
-    /// As [`open`](Self::open), with sealed frames if there is a mode.
+    /// [`open`](Self::open) with sealed frames if `seal` is set.
     ///
     /// # Errors
     /// Those of [`open`](Self::open).
@@ -410,7 +410,7 @@ impl RawEnd {
     }
 }
 
-/// Inserts the one peer of an end.
+/// Inserts the only peer of an endpoint.
 pub(crate) fn insert(av: &Av, peer: EpAddr) -> FiAddr {
     let mut to = [FI_ADDR_UNSPEC];
     av.insert(&[peer], &mut to).expect("the address vector has room");
@@ -437,7 +437,7 @@ impl End for RawEnd {
             ignore: 0,
             context: 0,
         };
-        // SAFETY: the memory stays mapped for ever and nobody else uses it.
+        // SAFETY: the memory stays mapped and has no other user.
         unsafe { self.ep.recv(recv) }.is_ok()
     }
 
@@ -470,24 +470,24 @@ impl End for RawEnd {
     }
 }
 
-/// An endpoint of the safe API, with buffers that come back from completions.
+/// An endpoint of the safe API, whose buffers are returned by completions.
 pub struct SafeEnd {
     ep: Endpoint,
     cq: Cq,
     av: Av,
     peer: FiAddr,
     spare: Vec<Buf>,
-    /// The completion read last.
+    /// The last read completion.
     done: Completion,
     bytes: Vec<u8>,
 }
 
 impl SafeEnd {
-    /// Opens the port that `spec` names and an end on it, with `count` buffers of `len` bytes: all
-    /// operations are as long as that.
+    /// Opens the port of `spec` and an endpoint on it, with `count` buffers of `len` bytes, the
+    /// length of all operations.
     ///
     /// # Errors
-    /// What the port or the api refused.
+    /// The error of the port or the API.
     pub fn open(spec: &str, count: usize, len: usize) -> Made<Self> {
         let said = |e: barewire::Error| format!("{spec}: {e}");
         let (domain, info, av) = domain(spec, Caps::TAGGED, Progress::Manual, None, None)?;
@@ -503,7 +503,7 @@ impl SafeEnd {
 }
 
 impl SafeEnd {
-    /// Whether a call was taken. The buffer of one that was not comes back.
+    /// Whether a call was accepted. The buffer of a rejected call is returned.
     #[inline]
     fn is_posted(&mut self, posted: std::result::Result<(), PostError>) -> bool {
         match posted {

@@ -1,5 +1,5 @@
-//! Members of a group in one thread, each with a domain and a port of its own on one segment: what
-//! a collective costs all of them together, with nothing that idles.
+//! A collective group in one thread, each member with a domain and a port of its own on one
+//! segment: measures a collective of all members together, without idle time.
 
 use barewire::coll::{CollKind, FI_NOOP, FI_VOID};
 use barewire::flags::{BindFlags, Caps};
@@ -28,11 +28,12 @@ struct Member {
 pub struct Group(Vec<Member>);
 
 impl Group {
-    /// `n` members on the segment that `spec` names, which have joined. With `by_messages` they do
-    /// not use its memory: a group without a word between its members cannot.
+    /// A group of `n` members that have joined, on the segment of `spec`. With `by_messages`
+    /// collectives do not use shared memory: a group without shared memory between its members
+    /// cannot.
     ///
     /// # Errors
-    /// What the port or the api refused.
+    /// The error of the port or the API.
     pub fn open(spec: &str, n: usize, by_messages: bool) -> Made<Self> {
         let members: Made<Vec<Member>> = (0..n).map(|_| Member::open(spec)).collect();
         let mut group = Self(members?);
@@ -41,7 +42,7 @@ impl Group {
         let addrs = addrs.map_err(said)?;
         group.0.iter_mut().try_for_each(|m| m.join(&addrs, by_messages).map_err(said))?;
         for _ in 0..1_000_000 {
-            // An empty event queue turns the loop.
+            // Reading an empty event queue turns the progress engine.
             let all = group.0.iter().filter(|m| m.eq.read(&mut [0; 8]).is_ok()).count();
             group.0.iter_mut().for_each(|m| m.poll());
             if all > 0 && group.0.iter().all(|m| m.mc.as_ref().is_some_and(|mc| mc.check().is_ok()))
@@ -52,10 +53,10 @@ impl Group {
         Err("the join does not end".to_owned())
     }
 
-    /// `count` calls one after the other: reductions of 8 bytes to all, or barriers.
+    /// Runs `count` collectives one after the other: allreduces of 8 bytes, or barriers.
     ///
     /// # Errors
-    /// A call was refused or does not end.
+    /// A call was refused or does not complete.
     #[inline(never)]
     pub fn call(&mut self, kind: CollKind, count: u64) -> Made<()> {
         for _ in 0..count {
@@ -123,7 +124,7 @@ impl Member {
             flags: 0,
             context: 0,
         };
-        // SAFETY: the memory stays mapped for ever and nobody else uses it.
+        // SAFETY: the memory stays mapped and has no other user.
         let posted = unsafe { self.ep.collective(call) };
         self.open = true;
         posted.map_err(|e| format!("{kind:?}: {e}"))

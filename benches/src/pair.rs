@@ -1,5 +1,5 @@
-//! Two ends in one thread, and messages from one to the other: nothing idles, so what is counted
-//! or timed is the message.
+//! Two endpoints in one thread with messages between them: nothing idles, so that the count or time
+//! is that of the message.
 
 use crate::end::{End, Made, RawEnd};
 
@@ -8,25 +8,25 @@ use crate::end::{End, Made, RawEnd};
 pub enum How {
     /// With a completion.
     Send,
-    /// Injected, without one.
+    /// Injected, without a completion.
     Inject,
 }
 
-/// Two ends of the raw API on one segment, with `memory` bytes each.
+/// Two endpoints of the raw API on one segment, with `memory` bytes each.
 ///
 /// # Errors
-/// What the port or the api refused.
+/// The error of the port or the API.
 pub fn shm_pair(bench: &str, memory: usize) -> Made<[RawEnd; 2]> {
     let spec = segment(bench);
     Ok(joined([RawEnd::open(&spec, memory)?, RawEnd::open(&spec, memory)?]))
 }
 
-/// A segment of this process alone, which goes with the last end on it.
+/// The specification of a segment of this process alone, which is removed with its last member.
 pub fn segment(bench: &str) -> String {
     format!("shm:bench-{bench}-{}", std::process::id())
 }
 
-/// Makes each the peer of the other.
+/// Connects the two endpoints.
 pub fn joined<E: End>(mut pair: [E; 2]) -> [E; 2] {
     for i in 0..2 {
         let addr = pair[1 - i].addr();
@@ -35,7 +35,8 @@ pub fn joined<E: End>(mut pair: [E; 2]) -> [E; 2] {
     pair
 }
 
-/// `count` messages of `len` bytes from the first to the second end, one after the other.
+/// Sends `count` messages of `len` bytes from the first to the second endpoint, one after the
+/// other.
 ///
 /// # Errors
 /// A call was refused, or a message did not arrive.
@@ -64,10 +65,10 @@ pub fn exchange<E: End>(pair: &mut [E; 2], (how, len): (How, usize), count: u64)
                 break;
             }
             if received == 0 {
-                // Only before the session is open, or when the sender waits for credit.
+                // Needed only before the session is open, or while the sender waits for credit.
                 done += a.poll().sent;
             } else {
-                // Only where the sender waits for an acknowledgement.
+                // Needed only while the sender waits for an acknowledgement.
                 b.poll();
             }
         }

@@ -1,5 +1,5 @@
-//! An end whose peer reads, writes and changes its memory: the raw API of the api with everything
-//! that one-sided operations need, and the tagged messages that they are compared with.
+//! An endpoint whose peer reads, writes and changes its memory: the raw API of the `api` crate for
+//! one-sided operations, and the tagged messages that they are compared with.
 
 use barewire::flags::{Access, BindFlags, Caps};
 use barewire::raw::{IoVec, RawAtomic, RawCq, RawEndpoint, RawRecv, RawRma, RawSend};
@@ -15,31 +15,31 @@ use crate::count::{instructions, steady, warm_up};
 use crate::end::{Done, Made, Memory, TAG, domain, insert};
 use crate::{Args, Report, Row};
 
-/// The key by which every end here offers its memory.
+/// Key of every end's memory region.
 const KEY: u64 = 7;
 
-/// Bytes above which messages are pulled, so that a transfer of 64 KiB is set against what does the
-/// same: one side asks, the other's memory is read or written at once.
+/// Eager limit, bytes, so that a transfer of 64 KiB is compared with a rendezvous message, which
+/// does the same: one side requests, and the other's memory is read or written directly.
 const PULLED: usize = 16 << 10;
 
-/// One end.
+/// One endpoint.
 pub struct RemoteEnd {
     ep: RawEndpoint,
     cq: RawCq,
     av: Av,
     peer: FiAddr,
     memory: Memory,
-    // Before the domain that it is registered in.
+    // Declared before its domain, so that it is dropped first.
     _region: RawMr,
     _domain: Domain,
 }
 
 impl RemoteEnd {
-    /// Opens the port that `spec` names and an end on it, with `memory` bytes of memory for its own
-    /// operations and the peer's.
+    /// Opens the port of `spec` and an endpoint on it, with `memory` bytes for its own operations
+    /// and the peer's.
     ///
     /// # Errors
-    /// What the port or the api refused.
+    /// The error of the port or the API.
     pub fn open(spec: &str, memory: usize, progress: Progress) -> Made<Self> {
         let said = |e: barewire::Error| format!("{spec}: {e}");
         let caps = Caps::TAGGED | Caps::RMA | Caps::ATOMIC;
@@ -53,38 +53,38 @@ impl RemoteEnd {
         let access = Access::REMOTE_READ | Access::REMOTE_WRITE;
         let attr = MrAttr { access, requested_key: Some(KEY), ..MrAttr::default() };
         let iov = [IoVec { base: memory.at(0, memory.len()), len: memory.len() }];
-        // SAFETY: the memory stays mapped for ever and nobody has a reference to it.
+        // SAFETY: the memory stays mapped and has no references.
         let region = unsafe { domain.raw_mr_reg(&iov, &attr) }.map_err(said)?;
         let (peer, _region, _domain) = (FI_ADDR_UNSPEC, region, domain);
         Ok(Self { ep, cq, av, peer, memory, _region, _domain })
     }
 
-    /// Where this end is.
+    /// Address of the endpoint.
     pub fn addr(&self) -> EpAddr {
         self.ep.getname().expect("the endpoint is open")
     }
 
-    /// To whom operations go from now on.
+    /// Sets the peer of later operations.
     pub fn connect(&mut self, peer: EpAddr) {
         self.peer = insert(&self.av, peer);
     }
 
-    /// Connects to the end of the other process, as [`End::join`](crate::end::End::join).
+    /// Connects to the endpoint of the other process, as [`End::join`](crate::end::End::join).
     pub fn join(&mut self, meet: impl FnOnce(Station) -> Station) {
         let own = self.addr();
         self.connect(EpAddr { station: meet(own.station), incarnation: 0, ..own });
     }
 
-    /// Posts a tagged receive of `len` bytes to place `at`.
+    /// Posts a tagged receive of `len` bytes at offset `at`.
     pub fn recv(&mut self, at: usize, len: usize) -> bool {
         let iov = [self.iov(at, len)];
         let (kind, src) = (MsgKind::Tagged, FI_ADDR_UNSPEC);
         let recv = RawRecv { kind, iov: &iov, src, tag: TAG, ignore: 0, context: 0 };
-        // SAFETY: the memory stays mapped for ever and nobody has a reference to it.
+        // SAFETY: the memory stays mapped and has no references.
         unsafe { self.ep.recv(recv) }.is_ok()
     }
 
-    /// Sends `len` bytes from place `at` as a tagged message.
+    /// Sends `len` bytes from offset `at` as a tagged message.
     pub fn send(&mut self, at: usize, len: usize) -> bool {
         let iov = [self.iov(at, len)];
         let (kind, dest) = (MsgKind::Tagged, self.peer);
@@ -93,7 +93,7 @@ impl RemoteEnd {
         unsafe { self.ep.send(send, OpFlags::empty()) }.is_ok()
     }
 
-    /// Writes `len` bytes from place `at` to the same place of the peer.
+    /// Writes `len` bytes from offset `at` to the same offset of the peer's memory.
     pub fn write(&mut self, at: usize, len: usize) -> bool {
         let (iov, rma) =
             ([self.iov(at, len)], [RmaIov { addr: at as u64, len: len as u64, key: KEY }]);
@@ -102,7 +102,7 @@ impl RemoteEnd {
         unsafe { self.ep.write(call, OpFlags::empty()) }.is_ok()
     }
 
-    /// Reads `len` bytes from the peer's place `at` to the same place here.
+    /// Reads `len` bytes from offset `at` of the peer's memory to the same offset.
     pub fn read(&mut self, at: usize, len: usize) -> bool {
         let (iov, rma) =
             ([self.iov(at, len)], [RmaIov { addr: at as u64, len: len as u64, key: KEY }]);
@@ -111,8 +111,8 @@ impl RemoteEnd {
         unsafe { self.ep.read(call) }.is_ok()
     }
 
-    /// Adds the word at place 0 to that at the peer's place 0, and with `fetch` fetches what that
-    /// was to behind the operands and compare values of [`atomic`](Self::atomic).
+    /// Adds the word at offset 0 to the peer's word at offset 0; with `fetch` the old value is
+    /// stored behind the operands and compare values of [`atomic`](Self::atomic).
     #[inline(always)]
     fn add(&mut self, fetch: bool) -> bool {
         let (operands, results) = ([self.iov(0, 8)], [self.iov(2 * (32 << 10), 8)]);
@@ -131,8 +131,8 @@ impl RemoteEnd {
         unsafe { self.ep.atomic(call) }.is_ok()
     }
 
-    /// Changes `count` elements at the peer's place 0. Operands, compare values and results lie
-    /// here one behind the other, 32 KiB apart.
+    /// Changes `count` elements at offset 0 of the peer's memory. Operands, compare values and
+    /// results are in the own memory, 32 KiB apart.
     #[inline(never)]
     pub fn atomic(
         &mut self,
@@ -158,18 +158,18 @@ impl RemoteEnd {
         unsafe { self.ep.atomic(call) }.is_ok()
     }
 
-    /// Reads completions, and turns the loop if there is none and progress is manual.
+    /// Reads completions, and turns the progress engine if there are none and progress is manual.
     pub fn poll(&mut self) -> Done {
         Done::read(&self.cq)
     }
 
-    /// The 8 bytes at place `at`, which the peer may be writing.
+    /// The 8 bytes at offset `at`, which the peer may be writing.
     pub fn word(&self, at: usize) -> u64 {
         // SAFETY: `at` checks that 8 bytes are there; they are read at once and as they are.
         unsafe { self.memory.at(at, 8).cast::<u64>().read_volatile() }
     }
 
-    /// Sets the 8 bytes at place `at` here.
+    /// Sets the 8 bytes at offset `at`.
     pub fn set_word(&mut self, at: usize, value: u64) {
         // SAFETY: as in `word`.
         unsafe { self.memory.at(at, 8).cast::<u64>().write_volatile(value) };
@@ -180,17 +180,17 @@ impl RemoteEnd {
     }
 }
 
-/// A fetch-and-add of a word.
+/// Fetch-and-add of a 64-bit word.
 pub const FADD: (AtomicKind, AtomicOp, Datatype) =
     (AtomicKind::Fetch, AtomicOp::Sum, Datatype::Uint64);
 
-/// Memory of an end that [`steady_case`] opens.
+/// Memory of an endpoint of [`steady_case`], bytes.
 const MEMORY: usize = 3 * (32 << 10);
 
-/// Two ends of one thread, on the ports that `specs` name.
+/// Two endpoints in one thread, on the ports `specs`.
 ///
 /// # Errors
-/// What the port or the api refused.
+/// The error of the port or the API.
 pub fn pair(specs: [&str; 2], memory: usize) -> Made<[RemoteEnd; 2]> {
     let open = |spec| RemoteEnd::open(spec, memory, Progress::Manual);
     let mut pair = [open(specs[0])?, open(specs[1])?];
@@ -201,11 +201,11 @@ pub fn pair(specs: [&str; 2], memory: usize) -> Made<[RemoteEnd; 2]> {
     Ok(pair)
 }
 
-/// One operation that `post` posts after the other, to its completion.
+/// Runs `count` operations of `post` one after the other, each to its completion.
 ///
 /// # Errors
-/// One was refused, or never ended.
-// Of its own for each operation, so that none has the others' registers.
+/// An operation was refused, or did not complete.
+// Instantiated per operation, so that none has the others' registers.
 #[inline(never)]
 pub fn each(
     [a, b]: &mut [RemoteEnd; 2],
@@ -231,7 +231,7 @@ pub fn each(
     Ok(())
 }
 
-/// One message of `len` bytes after the other.
+/// Sends `count` messages of `len` bytes one after the other.
 #[inline(never)]
 fn messages([a, b]: &mut [RemoteEnd; 2], len: usize, count: u64) -> Made<()> {
     for _ in 0..count {
@@ -257,10 +257,10 @@ fn messages([a, b]: &mut [RemoteEnd; 2], len: usize, count: u64) -> Made<()> {
     Ok(())
 }
 
-/// The eager message that operations are compared with.
+/// The eager message as a reference of operations.
 const MESSAGE: &str = "message-64B";
 
-/// Repeats `case`, which [`count_instructions`] knows.
+/// Repeats `case`, one of [`count_instructions`].
 #[inline(never)]
 fn repeat(pair: &mut [RemoteEnd; 2], case: &str, count: u64) -> Made<()> {
     match case {
@@ -278,28 +278,28 @@ fn repeat(pair: &mut [RemoteEnd; 2], case: &str, count: u64) -> Made<()> {
     }
 }
 
-/// Runs `case` for `count` operations, in the function that the tools look at: what a bench does
-/// that is run again by [`count_instructions`].
+/// Runs `case` for `count` operations in the function whose instructions are counted: for a
+/// benchmark that [`count_instructions`] runs again.
 ///
 /// # Errors
-/// What the port or the api refused.
+/// The error of the port or the API.
 pub fn steady_case(case: &str, count: u64) -> Made<()> {
     let spec = format!("shm:bench-steady-{}", std::process::id());
     steady_case_on([&spec, &spec], case, count)
 }
 
-/// As [`steady_case`], on the ports that `specs` name.
+/// [`steady_case`] on the ports `specs`.
 ///
 /// # Errors
-/// As there.
+/// Those of [`steady_case`].
 pub fn steady_case_on(specs: [&str; 2], case: &str, count: u64) -> Made<()> {
     let mut pair = pair(specs, MEMORY)?;
     repeat(&mut pair, case, warm_up(count))?;
     steady(|| repeat(&mut pair, case, count))
 }
 
-/// A row for each of `cases` that is wanted, called so with `-instructions` behind: what one
-/// operation costs against an eager message. Behind the case stands what there is to note.
+/// Adds a row `CASE-instructions` for each requested one of `cases`: instructions of one operation
+/// against an eager message. The second text of a case is its note.
 pub fn count_instructions(cases: &[(&str, &str)], args: &Args, report: &mut Report) {
     let (few, many) = (args.size(10_000, 100), args.size(60_000, 200));
     let mut message = None;
