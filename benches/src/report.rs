@@ -1,4 +1,4 @@
-//! How a figure is told: a line of a table, or an object a line for programs.
+//! Reports: a value as a line of a table, or as a JSON object a line.
 
 use std::process::Command;
 
@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::{Args, Sample};
 
-/// One figure.
+/// One value of a report.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Row {
     bench: &'static str,
@@ -29,7 +29,7 @@ pub struct Row {
     p999: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     n: Option<u64>,
-    /// The cache line's round trip before and after, nanoseconds.
+    /// The cache line's round trip before and after the measurement, nanoseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     placement: Option<[f64; 2]>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -38,19 +38,19 @@ pub struct Row {
 }
 
 impl Row {
-    /// A figure of `case`.
+    /// The value of `case`.
     pub fn new(case: impl Into<String>, value: f64, unit: &'static str) -> Self {
         Self { case: case.into(), value, unit, ..Self::default() }
     }
 
-    /// What it is measured against, and the ratio that bars are set on.
+    /// Sets the reference, and the ratio that is compared with a limit.
     pub fn against(mut self, reference: impl Into<String>, value: f64, ratio: f64) -> Self {
         self.reference = Some(reference.into());
         (self.reference_value, self.ratio) = (Some(value), Some(ratio));
         self
     }
 
-    /// How the single measurements are spread.
+    /// Sets the distribution of the single measurements.
     pub fn spread(mut self, sample: &Sample) -> Self {
         self.min = Some(sample.min());
         self.p50 = Some(sample.median());
@@ -60,26 +60,26 @@ impl Row {
         self
     }
 
-    /// How many there were.
+    /// Sets the number of measurements.
     pub fn count(mut self, n: u64) -> Self {
         self.n = Some(n);
         self
     }
 
-    /// The cache line's round trip before and after.
+    /// Sets the cache line's round trip before and after the measurement, nanoseconds.
     pub fn placed(mut self, before: f64, after: f64) -> Self {
         self.placement = Some([before, after]);
         self
     }
 
-    /// What a reader has to know.
+    /// Sets a note for the reader.
     pub fn note(mut self, note: impl Into<String>) -> Self {
         self.note = Some(note.into());
         self
     }
 }
 
-/// Prints the figures of one bench as they come.
+/// Prints the values of one benchmark as they are added.
 pub struct Report {
     bench: &'static str,
     json: bool,
@@ -88,12 +88,12 @@ pub struct Report {
 }
 
 impl Report {
-    /// A report of `bench`.
+    /// A report of benchmark `bench`.
     pub fn new(bench: &'static str, args: &Args) -> Self {
         Self { bench, json: args.json, commit: commit(), begun: false }
     }
 
-    /// Prints one figure.
+    /// Prints one value.
     pub fn row(&mut self, mut row: Row) {
         row.bench = self.bench;
         row.commit.clone_from(&self.commit);
@@ -113,9 +113,9 @@ impl Report {
         println!("{}", self.line(&row));
     }
 
-    /// Says why a case could not be measured. Not an error: the bench goes on.
+    /// Prints why a case could not be measured. No error: the benchmark continues.
     pub fn skip(&mut self, case: &str, why: &str) {
-        // The last word belongs to the one who reads the table, so it never goes among the objects.
+        // The message is for a reader of the table, so it is never printed among the JSON objects.
         eprintln!("  {case:<26} not measured: {why}");
     }
 
@@ -151,7 +151,7 @@ impl Report {
     }
 }
 
-/// Four significant digits or so.
+/// A value with about four significant digits.
 fn figure(v: f64) -> String {
     match v.abs() {
         a if a >= 1000.0 || v == v.trunc() => format!("{v:.0}"),
@@ -161,7 +161,7 @@ fn figure(v: f64) -> String {
     }
 }
 
-/// The commit that is measured, with a mark if the tree is changed; empty if nobody knows.
+/// The measured commit, marked if the tree has changes; empty if unknown.
 fn commit() -> String {
     let out = Command::new("git")
         .args(["-C", env!("CARGO_MANIFEST_DIR"), "describe", "--always", "--dirty"])

@@ -1,37 +1,37 @@
-//! From samples to the figures of a line.
+//! Statistics of samples.
 
-/// Measurements of one thing.
+/// Repeated measurements of one quantity.
 #[derive(Clone, Debug, Default)]
 pub struct Sample(Vec<f64>);
 
 impl Sample {
-    /// Room for `n`, so that measuring does not allocate.
+    /// Reserves `n` measurements, so that measuring does not allocate.
     pub fn with_capacity(n: usize) -> Self {
         Self(Vec::with_capacity(n))
     }
 
-    /// Adds one.
+    /// Adds a measurement.
     #[inline]
     pub fn push(&mut self, value: f64) {
         self.0.push(value);
     }
 
-    /// Adds those of another sample.
+    /// Adds the measurements of another sample.
     pub fn extend(&mut self, other: &Self) {
         self.0.extend_from_slice(&other.0);
     }
 
-    /// How many there are.
+    /// Number of measurements.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no measurements.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The value below which the fraction `q` of them lies; 0 if there is none.
+    /// The quantile `q` (0 to 1); 0 if there are no measurements.
     pub fn quantile(&self, q: f64) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);
@@ -39,12 +39,12 @@ impl Sample {
         sorted.get(at.min(sorted.len().saturating_sub(1))).copied().unwrap_or(0.0)
     }
 
-    /// The middle one.
+    /// The median.
     pub fn median(&self) -> f64 {
         self.quantile(0.5)
     }
 
-    /// The least.
+    /// The minimum.
     pub fn min(&self) -> f64 {
         self.quantile(0.0)
     }
@@ -56,7 +56,7 @@ impl FromIterator<f64> for Sample {
     }
 }
 
-/// The middle of `values`; 0 if there is none.
+/// The median of `values`; 0 if there are none.
 pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     values.into_iter().collect::<Sample>().median()
 }

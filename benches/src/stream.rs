@@ -1,4 +1,4 @@
-//! Messages one way between two processes, a window of them in flight.
+//! One-way messages between two processes, with a window in flight.
 
 use barewire::SealMode;
 use barewire_driver::clock::now_ns;
@@ -7,7 +7,7 @@ use barewire_tests::nodes::Nodes;
 use crate::duo::{First, Second, Task, start};
 use crate::end::{End, Made, RawEnd};
 
-/// Messages in flight, each in a buffer of its own at both ends.
+/// Messages in flight, each with its own buffer at both ends.
 pub const WINDOW: usize = 16;
 
 /// Two processes with a port each.
@@ -22,12 +22,12 @@ impl Stream {
     /// Opens a port in this process and one in another, for messages of `len` bytes.
     ///
     /// # Errors
-    /// What the port or the api refused.
+    /// The error of the port or the API.
     pub fn open(ports: [&str; 2], len: usize, seal: Option<SealMode>) -> Made<Self> {
         Self::begin(None, ports, len, seal)
     }
 
-    /// The same between nodes 0, which this process enters, and 1.
+    /// [`open`](Self::open) between node 0, which this process enters, and node 1.
     ///
     /// # Errors
     /// As [`open`](Self::open), or a node could not be entered.
@@ -52,11 +52,10 @@ impl Stream {
         Ok(Self { first, end, len })
     }
 
-    /// Sends `count` messages and says how many GB/s that was, to the last completion of the
-    /// receiver.
+    /// Sends `count` messages; returns GB/s up to the receiver's last completion.
     ///
     /// # Errors
-    /// The other process ended.
+    /// The other process has exited.
     pub fn run(&mut self, count: u64) -> Made<f64> {
         let Self { first, end, len } = self;
         let begin = now_ns();
@@ -76,7 +75,7 @@ impl Stream {
     }
 }
 
-/// The second process receives.
+/// The second process: receives.
 fn serve(second: &Second, spec: &str, len: usize, seal: Option<SealMode>) -> Made<()> {
     let mut end = RawEnd::open_sealed(spec, len * WINDOW, seal)?;
     end.join(|mac| second.meet(mac));

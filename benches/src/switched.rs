@@ -1,5 +1,6 @@
-//! Messages between processes of a node and a far one, over a memif that is a process's own or its
-//! switch's. One thread turns all parties: nothing idles, and what is timed is the work of each.
+//! Messages between the processes of a node and a far process, over a memif that belongs to a
+//! process or to a switch. One thread runs all parties: nothing idles, and each party's work is
+//! timed.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -9,7 +10,7 @@ use barewire_driver::open::{SwitchAccess, open_switch};
 
 use crate::end::{End, Made, RawEnd};
 
-/// Turns of all parties after which a message is taken to be lost.
+/// Turns of all parties after which a message counts as lost.
 const PATIENCE: u32 = 1_000_000;
 
 /// A node of several processes, its switch if it has one, and a far process.
@@ -19,16 +20,16 @@ pub struct Node {
     far: RawEnd,
 }
 
-/// Nanoseconds of work of each party.
+/// Work of each party, nanoseconds.
 #[derive(Clone, Copy, Default)]
 struct Work {
-    /// Of all processes of the node together.
+    /// All processes of the node together.
     near: u64,
     switch: u64,
     far: u64,
 }
 
-/// What `party` returns, its time added to `spent`.
+/// Runs `party`, and adds its run time to `spent`.
 fn timed<R>(spent: &mut u64, party: impl FnOnce() -> R) -> R {
     let start = now_ns();
     let out = party();
@@ -37,11 +38,11 @@ fn timed<R>(spent: &mut u64, party: impl FnOnce() -> R) -> R {
 }
 
 impl Node {
-    /// A node with so many `processes`, whose NIC is a switch's or that of its one process. Each
-    /// end has `memory` bytes.
+    /// A node of `processes` processes, whose NIC belongs to a switch or to its only process. Each
+    /// endpoint has `memory` bytes.
     ///
     /// # Errors
-    /// What a port or the api refused.
+    /// The error of a port or the API.
     pub fn open(processes: usize, switched: bool, memory: usize) -> Made<Self> {
         static SERIAL: AtomicU32 = AtomicU32::new(0);
         let (id, serial) = (std::process::id(), SERIAL.fetch_add(1, Relaxed));
@@ -66,15 +67,15 @@ impl Node {
         Ok(node)
     }
 
-    /// Turns the switch.
+    /// Runs a turn of the switch.
     fn turn_switch(switch: &mut Option<Switch>, work: &mut Work) -> Made<()> {
         let Some(switch) = switch else { return Ok(()) };
         timed(&mut work.switch, || switch.turn()).map_err(|gone| gone.to_string())?;
         Ok(())
     }
 
-    /// Work of all parties for `count` messages of `len` bytes there and back, one after the other:
-    /// nanoseconds each way.
+    /// Half round trip of `count` messages of `len` bytes, one after the other: the work of all
+    /// parties, nanoseconds.
     ///
     /// # Errors
     /// A call was refused, or a message did not arrive.
@@ -87,7 +88,7 @@ impl Node {
                 return Err("refused in steady state".to_owned());
             }
             let (mut ended, mut patience) = (0, PATIENCE);
-            // Two messages received, two sent.
+            // Two messages received and two sent.
             while ended < 4 {
                 Self::turn_switch(switch, &mut Work::default())?;
                 let there = far.poll();
@@ -103,9 +104,9 @@ impl Node {
         Ok((now_ns() - start) as f64 / (2 * count) as f64)
     }
 
-    /// Messages a second of `len` bytes, in millions, that all processes of the node together send
-    /// to the far one if each party has a processor: those that the busiest of them works off.
-    /// Each has `window` messages under way and sends `count`.
+    /// Message rate of all processes of the node together towards the far process, in millions a
+    /// second, if each party had its own processor: the rate of the busiest party. Each process has
+    /// `window` messages of `len` bytes in flight and sends `count`.
     ///
     /// # Errors
     /// A call was refused, or a message did not arrive.
