@@ -1,4 +1,4 @@
-//! The kernel's own UDP and TCP, spinning.
+//! The kernel's UDP and TCP, with busy polling.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -10,10 +10,10 @@ use super::{LEN, Wire};
 pub struct Udp(UdpSocket);
 
 impl Udp {
-    /// Opens it from `here` to `there`.
+    /// Opens the socket from `here` to `there`.
     ///
     /// # Errors
-    /// What the system refused.
+    /// The system call's error.
     pub fn open(here: SocketAddr, there: SocketAddr) -> Result<Self, String> {
         let said = |e: std::io::Error| format!("udp: {e}");
         let socket = UdpSocket::bind(here).map_err(said)?;
@@ -35,17 +35,17 @@ impl Wire for Udp {
     }
 }
 
-/// A TCP connection without Nagle's algorithm.
+/// A TCP connection with TCP_NODELAY.
 pub struct Tcp {
     stream: TcpStream,
     got: usize,
 }
 
 impl Tcp {
-    /// Waits at `here` for the other end.
+    /// Accepts the connection at `here`.
     ///
     /// # Errors
-    /// What the system refused.
+    /// The system call's error.
     pub fn listen(here: SocketAddr) -> Result<Self, String> {
         let said = |e: std::io::Error| format!("tcp: {e}");
         let (stream, _) = TcpListener::bind(here).map_err(said)?.accept().map_err(said)?;
@@ -55,7 +55,7 @@ impl Tcp {
     /// Connects to the other end, which may not listen yet.
     ///
     /// # Errors
-    /// It did not within ten seconds.
+    /// The connection was not established within ten seconds.
     pub fn connect(there: SocketAddr) -> Result<Self, String> {
         let start = Instant::now();
         loop {
@@ -85,7 +85,7 @@ impl Wire for Tcp {
             match self.stream.write(left) {
                 Ok(n) => left = &left[n..],
                 Err(e) if e.kind() == ErrorKind::WouldBlock => {}
-                // Seen by the one who waits: nothing comes.
+                // The waiting side notices: no message arrives.
                 Err(_) => return,
             }
         }

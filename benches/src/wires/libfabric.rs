@@ -1,16 +1,16 @@
-//! libfabric's own ping-pong, run as a pair of processes.
+//! libfabric's ping-pong, run as a pair of processes.
 
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::LEN;
 
-/// How `fi_pingpong` is called.
+/// Arguments of `fi_pingpong`.
 #[derive(Clone, Copy, Debug)]
 pub struct Pingpong {
     /// The provider.
     pub provider: &'static str,
-    /// Control port, so that two pairs never meet.
+    /// Control port, different for each pair.
     pub control: u16,
 }
 
@@ -37,11 +37,11 @@ impl Pingpong {
         [format!("fi_pingpong {words}"), format!("fi_pingpong {words} {there}")]
     }
 
-    /// Half round trip, nanoseconds: what the client says. `server` and `client` run the program
-    /// where it shall run; `there` is the server's address.
+    /// Half round trip in nanoseconds, as reported by the client. `server` and `client` run the
+    /// program on their nodes; `there` is the server's address.
     ///
     /// # Errors
-    /// It is not installed, or said something else.
+    /// The program is not installed, or its output is unexpected.
     pub fn run(
         &self,
         mut server: Command,
@@ -75,18 +75,18 @@ impl Pingpong {
     }
 }
 
-/// A child that ends with its owner.
+/// A child process, killed on drop.
 struct Ended(Child);
 
 impl Drop for Ended {
     fn drop(&mut self) {
-        // It may have ended.
+        // It may have exited.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Finds the column `usec/xfer` of the line of our size.
+/// Parses the column `usec/xfer` of the line of the measured size.
 fn half_trip(text: &str) -> Option<f64> {
     let mut lines = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     let column = lines.find_map(|words| words.iter().position(|word| *word == "usec/xfer"))?;

@@ -1,4 +1,4 @@
-//! What the bench `wires` plays ping-pong over: a fabric's port and what it is compared with.
+//! Transports of the benchmark `wires`: a fabric's port, and its references.
 
 mod kernel;
 mod libfabric;
@@ -20,31 +20,31 @@ use crate::end::{End, RawEnd};
 /// Payload bytes.
 pub const LEN: usize = 64;
 
-/// One end of something that carries [`LEN`] bytes to the other end.
+/// One end of a transport of [`LEN`]-byte messages.
 pub trait Wire {
-    /// Sends them.
+    /// Sends a message.
     fn send(&mut self);
 
-    /// Whether as many have come since the last time it said so. Never blocks.
+    /// Whether a message has arrived since the last call that returned true. Never blocks.
     fn arrived(&mut self) -> bool;
 
-    /// Whether it can play here.
+    /// Whether the transport is available.
     fn is_there(&self) -> bool {
         true
     }
 
-    /// Called while nothing is measured.
+    /// Called outside of measurements.
     fn idle(&mut self) {}
 }
 
-/// A fabric's end, which always has one receive posted.
+/// A fabric endpoint, which always has one receive posted.
 pub struct Fabric(pub RawEnd);
 
 impl Fabric {
-    /// An end on the port that `spec` names; not connected yet.
+    /// An endpoint on the port of `spec`; not connected yet.
     ///
     /// # Errors
-    /// What the port or the api refused.
+    /// The error of the port or the API.
     pub fn open(spec: &str) -> Result<Self, String> {
         let mut end = RawEnd::open(spec, 64 << 10)?;
         if !end.recv(0, LEN) {
@@ -73,11 +73,11 @@ impl Wire for Fabric {
     }
 }
 
-/// Half round trips, nanoseconds, the mean of every `chunk` of them. Something that loses what it
-/// carries would wait for ever, so it is an error if nothing comes for a second.
+/// Half round trips in nanoseconds, the mean of every `chunk` of them. A transport may lose
+/// messages, so waiting for one is limited to a second.
 ///
 /// # Errors
-/// Nothing came.
+/// No message arrived.
 pub fn ping(wire: &mut dyn Wire, count: u64, chunk: u64) -> Result<Sample, String> {
     let mut chunks = Sample::with_capacity((count / chunk) as usize);
     let mut at = now_ns();
@@ -96,7 +96,7 @@ pub fn ping(wire: &mut dyn Wire, count: u64, chunk: u64) -> Result<Sample, Strin
 /// The other side of [`ping`].
 ///
 /// # Errors
-/// Nothing came.
+/// No message arrived.
 pub fn pong(wire: &mut dyn Wire, count: u64) -> Result<(), String> {
     for _ in 0..count {
         wait(wire)?;

@@ -1,4 +1,4 @@
-//! A port without a fabric: what the fabric on that port is measured against.
+//! A port without a fabric: the reference of the fabric on the same port.
 
 use barewire_driver::frame::{ETHERTYPE, RxFrame, TxFrame};
 use barewire_driver::open::open;
@@ -6,17 +6,17 @@ use barewire_driver::port::{Port, Tx};
 
 use super::{LEN, Wire};
 
-/// A port whose only other station hears every frame.
+/// A port with only one other station, which receives every frame.
 pub struct Raw {
     port: Box<dyn Port>,
     frame: [u8; LEN],
 }
 
 impl Raw {
-    /// Opens the port that `spec` names.
+    /// Opens the port of `spec`.
     ///
     /// # Errors
-    /// Why it does not open.
+    /// Why the port does not open.
     pub fn open(spec: &str) -> Result<Self, String> {
         let mut frame = [0; LEN];
         frame[..6].fill(0xff);
@@ -30,7 +30,7 @@ impl Wire for Raw {
     #[inline]
     fn send(&mut self) {
         while self.port.tx(&TxFrame::whole(&self.frame)) == Ok(Tx::Full) {}
-        // A port that has gone is seen by the one who waits: nothing comes.
+        // The waiting side notices a port that is gone: no message arrives.
         let _ = self.port.flush();
     }
 
@@ -43,7 +43,7 @@ impl Wire for Raw {
     }
 }
 
-/// Something that this machine or this user has not got.
+/// A transport that is not available to this machine or user.
 pub struct Absent;
 
 impl Wire for Absent {

@@ -1,4 +1,4 @@
-//! Raw AF_PACKET sockets, as little as it takes: what a port on an interface is measured against.
+//! Minimal raw AF_PACKET sockets: the reference of ports on an interface.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -8,7 +8,8 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 use super::{LEN, Wire};
 
 const ETH_HDR_LEN: usize = 14;
-/// EtherTypes of the two, so that neither hears the other; neither is the fabric's.
+/// EtherTypes of the two sockets, so that neither receives the other's frames; neither is the
+/// fabric's.
 const SOCKET: u16 = 0x9abc;
 const RING: u16 = 0x9abd;
 
@@ -16,7 +17,7 @@ fn os(what: &str) -> String {
     format!("{what}: {}", io::Error::last_os_error())
 }
 
-/// A frame to the only other station, and a socket that is past the queueing discipline.
+/// A frame to the only other station, and a socket that bypasses the queueing discipline.
 struct Sender {
     fd: OwnedFd,
     frame: [u8; LEN],
@@ -76,10 +77,10 @@ impl Sender {
 pub struct Socket(Sender);
 
 impl Socket {
-    /// Opens it on an interface.
+    /// Opens the socket on an interface.
     ///
     /// # Errors
-    /// What the system refused.
+    /// The system call's error.
     pub fn open(interface: &str) -> Result<Self, String> {
         let sender = Sender::new(SOCKET)?;
         sender.bind(interface, SOCKET)?;
@@ -113,10 +114,10 @@ const SLOT_LEN: usize = 2048;
 const SLOTS: usize = 1024;
 
 impl Ring {
-    /// Opens it on an interface.
+    /// Opens the socket on an interface.
     ///
     /// # Errors
-    /// What the system refused.
+    /// The system call's error.
     pub fn open(interface: &str) -> Result<Self, String> {
         let sender = Sender::new(RING)?;
         sender.set(libc::PACKET_VERSION, &(libc::tpacket_versions::TPACKET_V2 as i32))?;

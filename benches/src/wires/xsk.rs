@@ -1,4 +1,4 @@
-//! A raw AF_XDP socket that sends, as little as it takes: what the port `xdp` is measured against.
+//! A minimal sending AF_XDP socket: the reference of the port `xdp`.
 //!
 //! Source: Linux, Documentation/networking/af_xdp.rst.
 
@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 
 use memmap2::{MmapMut, MmapOptions, MmapRaw};
 
-/// Entries of a ring, and chunks of the memory.
+/// Entries of a ring, and chunks of the UMEM.
 const COUNT: u32 = 2048;
 const CHUNK: usize = 2048;
 
@@ -18,13 +18,13 @@ fn os<T>(what: &str) -> Result<T, String> {
     Err(format!("{what}: {}", io::Error::last_os_error()))
 }
 
-/// A ring that the kernel shares.
+/// A ring shared with the kernel.
 struct Ring {
     map: MmapRaw,
     producer: usize,
     consumer: usize,
     entries: usize,
-    /// The next entry of ours.
+    /// Index of this side's next entry.
     next: u32,
 }
 
@@ -44,23 +44,23 @@ impl Ring {
     }
 }
 
-/// A socket on queue 0 of an interface, whose chunks all hold the same frame.
+/// A socket on queue 0 of an interface, whose chunks all contain the same frame.
 pub struct Xsk {
     fd: OwnedFd,
     tx: Ring,
     completion: Ring,
     len: usize,
-    /// Frames that the kernel has not given back.
+    /// Frames that the kernel has not completed.
     sent: u32,
-    /// The kernel reads it as long as the socket is open.
+    /// The UMEM, which the kernel reads while the socket is open.
     _umem: MmapMut,
 }
 
 impl Xsk {
-    /// Opens it on an interface, to send `frame`; the kernel copies, as it does on a veth.
+    /// Opens the socket on an interface to send `frame`, in copy mode, as on a veth.
     ///
     /// # Errors
-    /// What the system refused.
+    /// The system call's error.
     pub fn open(interface: &str, frame: &[u8]) -> Result<Self, String> {
         // SAFETY: `socket` takes numbers and touches no memory.
         let fd = unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW, 0) };
@@ -96,7 +96,7 @@ impl Xsk {
         Ok(Self { fd, tx, completion, len: frame.len(), sent: 0, _umem: umem })
     }
 
-    /// Sends `count` frames in one call, at most as many as a ring holds.
+    /// Sends `count` frames in one call, at most the number of ring entries.
     pub fn send(&mut self, count: u32) {
         while self.sent + count > COUNT {
             self.reap();
@@ -118,9 +118,9 @@ impl Xsk {
         self.reap();
     }
 
-    /// Has the kernel send what was published.
+    /// Makes the kernel send the published entries.
     fn kick(&self) {
-        // Frames that it leaves for lack of a buffer are sent by the next call.
+        // Frames that the kernel leaves for lack of a buffer are sent by the next call.
         while self.tx.word(self.tx.consumer).load(Acquire) != self.tx.next {
             let (fd, flags) = (self.fd.as_raw_fd(), libc::MSG_DONTWAIT);
             // SAFETY: it sends what is in the ring, and reads no memory of ours.
