@@ -1,6 +1,6 @@
-//! What remote atomics cost: instructions of a fetch-and-add against those of an eager message, its
-//! rate at a target whose application sleeps against one that polls, and nanoseconds per element of
-//! every operation on every type.
+//! Cost of remote atomics: instructions of a fetch-and-add against those of an eager message; its
+//! rate at a target whose application sleeps against one that polls; and nanoseconds per element of
+//! every operation on every datatype.
 
 use barewire::{AtomicKind, AtomicOp, Datatype, Progress};
 use barewire_benches::duo::{First, Rounds, Second, Task, start};
@@ -10,10 +10,10 @@ use barewire_benches::{Args, Report, Row};
 use barewire_dataplane::proto::atomic::valid;
 use barewire_driver::clock::now_ns;
 
-/// Operands, compare values and results.
+/// Bytes for operands, compare values and results.
 const MEMORY: usize = 3 * (32 << 10);
 
-/// Place of a word that says to the second process that it is over.
+/// Offset of the word that tells the second process to stop.
 const FLAG_AT: usize = MEMORY;
 
 fn main() {
@@ -27,7 +27,7 @@ fn main() {
     table(&args, &mut report).unwrap_or_else(|why| report.skip("table", &why));
 }
 
-/// One operation after the other, from the first to the second end.
+/// Runs operations one after the other, from the first to the second endpoint.
 #[inline(never)]
 fn repeat(
     pair: &mut [RemoteEnd; 2],
@@ -38,8 +38,8 @@ fn repeat(
     each(pair, count, |end| end.atomic(what, elements))
 }
 
-/// Fetch-and-adds a second at a target that has a thread for its loop and sleeps, against one that
-/// turns its loop itself.
+/// Fetch-and-adds a second at a sleeping target with a progress thread, against a target that
+/// polls.
 fn sleeping_target(args: &Args, report: &mut Report) -> Made<()> {
     let (rounds, count) = (args.size(15, 2), args.size(100_000, 200));
     let mut sleeping = Link::open("sleeps", Progress::Auto)?;
@@ -55,7 +55,7 @@ fn sleeping_target(args: &Args, report: &mut Report) -> Made<()> {
     Ok(())
 }
 
-/// Two processes with an end each.
+/// Two processes with an endpoint each.
 struct Link {
     first: First,
     end: RemoteEnd,
@@ -90,7 +90,7 @@ impl Link {
         }
         let mut written = 0;
         first.finish(|| written += end.poll().sent)?;
-        // What completed later would be taken for one of the next round.
+        // A later completion would be counted in the next round.
         while written == 0 {
             written += end.poll().sent;
         }
@@ -98,7 +98,7 @@ impl Link {
     }
 }
 
-/// The second process: turns its loop, or leaves that to the thread of its domain and sleeps.
+/// The second process: polls, or leaves progress to the domain's thread and sleeps.
 fn serve(second: &Second, spec: &str, progress: Progress) -> Made<()> {
     let mut end = RemoteEnd::open(spec, FLAG_AT + 8, progress)?;
     end.join(|mac| second.meet(mac));
@@ -120,19 +120,19 @@ fn serve(second: &Second, spec: &str, progress: Progress) -> Made<()> {
     )
 }
 
-/// Lengths of the arrays of the table.
+/// Array lengths of the table, elements.
 const ELEMENTS: [usize; 3] = [1, 64, 512];
 
-/// The case that prints the table as `docs/benchmarks.md` has it.
+/// The case that prints the table as in `docs/benchmarks.md`.
 const TABLE: &str = "table";
 
-/// Columns of that table.
+/// Columns of the table.
 const TYPES: [&str; Datatype::ALL.len()] = [
     "i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64", "f32", "f64", "c32", "c64", "ld", "cld",
     "i128", "u128", "f16", "bf16", "e4m3", "e5m2",
 ];
 
-/// Its rows, by operation.
+/// Rows of the table, by operation.
 const OPS: [&str; AtomicOp::ALL.len()] = [
     "MIN",
     "MAX",
@@ -156,8 +156,8 @@ const OPS: [&str; AtomicOp::ALL.len()] = [
     "DIFF",
 ];
 
-/// Every operation on every type, in the first form that has it, for arrays of three lengths: a row
-/// for each, or all in one table.
+/// Every operation on every datatype, in the first form that supports it, for arrays of three
+/// lengths: a row for each, or all in one table.
 fn table(args: &Args, report: &mut Report) -> Made<()> {
     let spec = format!("shm:bench-atomics-table-{}", std::process::id());
     let mut pair = pair([&spec, &spec], MEMORY)?;
@@ -199,7 +199,7 @@ fn table(args: &Args, report: &mut Report) -> Made<()> {
     Ok(())
 }
 
-/// Nanoseconds an element of an operation, from the call to the completion.
+/// Nanoseconds per element of an operation, from the call to the completion.
 fn element_ns(
     pair: &mut [RemoteEnd; 2],
     what: (AtomicKind, AtomicOp, Datatype),

@@ -1,14 +1,14 @@
-//! What collectives cost: in the model that chooses them, where every member runs the schedules
-//! that nodes run, on a clock instead of a network; and among real endpoints on a segment, all of
-//! them in one thread, in instructions and time per member.
+//! Cost of collectives: in a model of time, where every member runs the schedules that nodes run,
+//! on a virtual clock instead of a network; and among real endpoints on a segment, all in one
+//! thread, in instructions and time per member.
 //!
-//! In the model a message costs `o` of processor time at the sender and again at the receiver,
-//! `beta` a byte on the sender's link and on the receiver's (both at once, as a switch passes on
-//! what comes), and is `alpha` under way. A byte that is reduced or copied costs `gamma`. Every
-//! member has one processor; the network between the links is never short of anything. In a
-//! cluster the members of a node share its link, with the headers of their frames, and reach each
-//! other by memory. The reference of a case is the least that the formulas of docs/collectives.md
-//! give for any radix. That of a real one is as many messages of 8 bytes as there are members.
+//! In the model a message costs `o` of processor time at the sender and again at the receiver, and
+//! `beta` per byte on the sender's and on the receiver's link (at the same time, as with a
+//! cut-through switch); its latency is `alpha`. A reduced or copied byte costs `gamma`. Every
+//! member has one processor; the network between the links has unlimited capacity. In a cluster the
+//! members of a node share its link, with the headers of their frames, and reach each other through
+//! memory. The reference of a modelled case is the minimum of the formulas of docs/collectives.md
+//! over all radices; that of a real case is as many 8-byte messages as there are members.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -24,11 +24,11 @@ use barewire_dataplane::proto::coll::run::{Action, Run};
 use barewire_dataplane::proto::coll::{Kind, Local, Shape};
 use barewire_driver::clock::now_ns;
 
-/// An ordinary fast Ethernet: 2.5 us one way, 60 ns a message, 100 Gbit/s, 30 GB/s.
+/// A fast Ethernet: 2.5 us one way, 60 ns a message, 100 Gbit/s, 30 GB/s.
 const MODEL: Model =
     Model { alpha_ns: 2500, o_ns: 60, beta_ps: 80, gamma_ps: 33, force: Force::No };
 
-/// Picoseconds.
+/// Time in picoseconds.
 type Time = u64;
 
 const ALPHA: Time = MODEL.alpha_ns as Time * 1000;
@@ -36,37 +36,37 @@ const O: Time = MODEL.o_ns as Time * 1000;
 const BETA: Time = MODEL.beta_ps as Time;
 const GAMMA: Time = MODEL.gamma_ps as Time;
 
-/// Where the members are.
+/// Placement of the members.
 #[derive(Clone, Copy)]
 struct Cluster {
-    /// Members of a node, which have ranks in a row and share its link.
+    /// Members per node, which have consecutive ranks and share the node's link.
     per_node: u32,
-    /// A message between two of a node is so long under way.
+    /// Latency of a message within a node.
     near: Time,
-    /// Of a node's link.
+    /// Time per byte on a node's link.
     beta: Time,
-    /// Bytes of a frame on the link besides the message: headers, checksums, preamble and gap.
+    /// Overhead of a frame on the link, bytes: headers, checksums, preamble and gap.
     head: u64,
 }
 
-/// A link for each member.
+/// One link per member.
 const APART: Cluster = Cluster { per_node: 1, near: ALPHA, beta: BETA, head: 0 };
 
-/// Sixteen ranks a node, 50 Gbit/s, and a cache line that goes to another processor.
+/// Sixteen ranks per node, 50 Gbit/s, and the latency of a cache line to another processor.
 const NODES: Cluster = Cluster { per_node: 16, near: 400_000, beta: 160, head: 126 };
 
 struct Member {
     run: Run,
-    /// When its processor is free.
+    /// When the processor is idle.
     cpu: Time,
-    /// Receives posted and messages here, by sender and step: positive and negative.
+    /// By sender and step: posted receives (positive) or arrived messages (negative).
     open: HashMap<(u32, u16), i32>,
     end: Option<Time>,
 }
 
 type Arrival = (Time, u64, u32, u32, u16, Time);
 
-/// When a node's link is free, each way.
+/// When a node's link is idle, in each direction.
 #[derive(Clone, Copy, Default)]
 struct NodeLink {
     tx: Time,
@@ -77,13 +77,14 @@ struct World {
     cluster: Cluster,
     members: Vec<Member>,
     links: Vec<NodeLink>,
-    /// (when, number, to, from, step, time that the receiver's link still takes for it).
+    /// (time, number, to, from, step, remaining time on the receiver's link).
     arrivals: BinaryHeap<Reverse<Arrival>>,
     sent: u64,
 }
 
 impl World {
-    /// Runs one call; member `late` begins `by` later. Returns when the last member has ended.
+    /// Runs one call, in which member `late` begins `by` later. Returns when the last member has
+    /// ended.
     fn run(cluster: Cluster, layout: Layout, shape: Shape, late: u32, by: Time) -> (Time, u64) {
         let (plan, _) = choose(&shape, layout, &Model { beta_ps: cluster.beta as u32, ..MODEL });
         let member = |me| Member {
@@ -100,7 +101,8 @@ impl World {
         }
         while let Some(Reverse((at, number, to, from, step, wire))) = w.arrivals.pop() {
             if wire > 0 {
-                // Its first byte is here. The last one is when the link has taken it.
+                // The first byte has arrived. The last one arrives when the link is done with the
+                // message.
                 let link = &mut w.links[cluster.node_of(to)];
                 link.rx = link.rx.max(at) + wire;
                 w.arrivals.push(Reverse((link.rx, number, to, from, step, 0)));
@@ -119,7 +121,7 @@ impl World {
         (ends.max().unwrap_or(0), w.sent)
     }
 
-    /// What member `me` does until it waits.
+    /// Runs member `me` until it waits.
     fn go_on(&mut self, me: u32) {
         loop {
             let m = &mut self.members[me as usize];
@@ -158,8 +160,8 @@ impl World {
 }
 
 impl World {
-    /// When the first byte of a message arrives that is ready at `start`, and for how long the
-    /// receiver's link takes it.
+    /// When the first byte of a message arrives that is ready at `start`, and the message's time on
+    /// the receiver's link.
     fn send(&mut self, from: u32, to: u32, start: Time, len: u64) -> (Time, Time) {
         let Cluster { near, beta, head, .. } = self.cluster;
         let (node, other) = (self.cluster.node_of(from), self.cluster.node_of(to));
@@ -190,7 +192,7 @@ fn bytes_of(local: &Local) -> u64 {
     }
 }
 
-/// The least of the formulas, over all radices.
+/// The minimum of the formulas over all radices.
 fn bound(s: &Shape) -> Time {
     let n = u64::from(s.n);
     let m = s.block();
@@ -251,26 +253,26 @@ fn main() {
     straggler(&args, &mut report);
 }
 
-/// The point-to-point message that collectives are set against.
+/// The point-to-point message that collectives are compared with.
 const MESSAGE: (How, usize) = (How::Send, 8);
 
-/// What is called, and the most instructions that it may take a member, by members.
+/// The calls, with the limits of instructions per member, by number of members.
 const CALLS: [(&str, [(u64, f64); 3]); 2] = [
     ("allreduce-8B", [(2, 450.0), (4, 600.0), (8, 800.0)]),
     ("barrier", [(2, 300.0), (4, 400.0), (8, 550.0)]),
 ];
 
-/// How the members tell each other: through the segment's memory, or by messages.
+/// Suffixes of the transports between members: the segment's memory, or messages.
 const WAYS: [&str; 2] = ["", "-messages"];
 
-/// What is called, how many members, and the way.
+/// A call, the number of members, and the transport.
 type Case = (&'static str, u64, &'static str);
 
 fn kind_of(call: &str) -> Kind {
     if call == "barrier" { Kind::Barrier } else { Kind::Allreduce }
 }
 
-/// Runs `case` for `count` times, in the function that the tools look at.
+/// Runs `case` for `count` times in the function whose instructions are counted.
 fn run_case(case: &str, count: u64) -> Made<()> {
     if case == "shm-message-8B" {
         let mut pair = shm_pair("collectives", 4096)?;
@@ -289,7 +291,7 @@ fn run_case(case: &str, count: u64) -> Made<()> {
     steady(|| group.call(kind, count))
 }
 
-/// Instructions per member of a call, against its bar or a message for each member.
+/// Instructions per member of a call, against its limit or one message per member.
 fn counted((call, n, way): Case, bar: Option<f64>, args: &Args, report: &mut Report) {
     let case = format!("instr-{call}-{n}{way}");
     if !args.wants(&case) {
@@ -319,7 +321,8 @@ fn counted((call, n, way): Case, bar: Option<f64>, args: &Args, report: &mut Rep
     }
 }
 
-/// The same in time. One thread has all members, so a member's part is the whole by their number.
+/// Time per member of a call. One thread runs all members, so a member's time is the total divided
+/// by their number.
 fn timed((call, n, way): Case, args: &Args, report: &mut Report) -> Made<()> {
     let case = format!("shm-{call}-{n}{way}");
     if !args.wants(&case) {
@@ -354,7 +357,7 @@ fn timed((call, n, way): Case, args: &Args, report: &mut Report) -> Made<()> {
     Ok(())
 }
 
-/// The schedules on a clock.
+/// The schedules on a virtual clock.
 fn modelled(args: &Args, report: &mut Report) {
     let sizes: &[u32] = if args.quick { &[2, 8] } else { &[2, 8, 64, 1024, 10_000] };
     let most: &[u32] = if args.quick { &[] } else { &[100_000] };
@@ -383,7 +386,7 @@ fn modelled(args: &Args, report: &mut Report) {
     }
 }
 
-/// Eight nodes of sixteen ranks, against members that know nothing of nodes.
+/// Eight nodes of sixteen ranks, against schedules that ignore nodes.
 fn clustered(args: &Args, report: &mut Report) {
     const RANKS: u32 = 8 * NODES.per_node;
     let all = Kind::Allreduce;
@@ -395,7 +398,8 @@ fn clustered(args: &Args, report: &mut Report) {
         let shape = shape(kind, RANKS, bytes);
         let time = |layout| World::run(NODES, layout, shape, 0, 0).0 as f64 / 1e6;
         let (aware, flat) = (time(NODES.layout()), time(Layout::FLAT));
-        // What the links take at least: each byte once each way, but for a node's own part.
+        // The minimum time of the links: each byte once in each direction, except a node's own
+        // part.
         let links = (2 * NODES.beta * bytes * 7 / 8) as f64 / 1e6;
         let least = links.max(bound(&shape) as f64 / 1e6);
         let row = Row::new(case, aware, "us").against("flat", flat, aware / flat);
@@ -403,7 +407,7 @@ fn clustered(args: &Args, report: &mut Report) {
     }
 }
 
-/// One member comes 100 us late: how much later all have ended.
+/// One member begins 100 us late: how much later all have ended.
 fn straggler(args: &Args, report: &mut Report) {
     let late = 100_000_000;
     for n in [64, 1024] {
