@@ -1,15 +1,15 @@
-//! What the copy of a long frame into a NIC's buffer costs on its way out, against a frame whose
-//! payload the NIC would read where the application has it.
+//! Cost of copying a long frame into a NIC's transmit buffer, against zero-copy transmission from
+//! the application's memory.
 //!
-//! *Copied* is the driver of virtio-net as it is. *In place* is the same rings with three
-//! descriptors a frame: header, payload, checksum; the payload's is written for each frame, from
-//! one region at a fixed distance from the device's addresses, which is the least that it could be.
-//! The model of the device completes both, and is not timed. *Cold* payload comes from more memory
-//! than any cache holds, *warm* from 128 KiB. *Checked* means that the checksum of the payload is
-//! computed before, as every packet on a wire has one.
+//! *Copied* is the driver of virtio-net as it is. *In place* uses the same rings with three
+//! descriptors a frame: header, payload, checksum. The payload's descriptor is written for each
+//! frame, from one region at a constant distance to the device's addresses, which is the least
+//! possible cost. The model of the device completes both, and is not timed. *Cold* payload comes
+//! from more memory than any cache holds, *warm* payload from 128 KiB. *Checked* means that the
+//! checksum of the payload is computed before, as for every packet on a wire.
 //!
-//! `64KiB` are messages over a memif, both ends in one thread, each end's turns timed: of sender
-//! and receiver the slower one is what a stream can be.
+//! `64KiB` are messages over a memif, both ends in one thread, each end's turns timed: the slower
+//! one limits a stream.
 
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU16;
@@ -28,16 +28,16 @@ use barewire_driver::frame::{Body, TxFrame};
 use barewire_driver::mem::{Arena, Block, Hugepages};
 use barewire_driver::port::{MacAddr, Port, Tx};
 
-/// Frames that can be under way, and bytes of a buffer of a copied one.
+/// Frames in flight, and bytes of a buffer of copied frames.
 const COUNT: u16 = 256;
 const STRIDE: usize = 9216;
-/// Bytes before and after a payload.
+/// Bytes of the headers and of the trailer of a frame.
 const HEAD: usize = 68;
 const TAIL: usize = 4;
-/// Of a virtio-net header.
+/// Length of a virtio-net header, bytes.
 const NET: usize = 12;
 const BURST: usize = 32;
-/// Payload memory.
+/// Payload memory, bytes.
 const COLD: usize = 256 << 20;
 const WARM: usize = 128 << 10;
 
@@ -67,24 +67,24 @@ fn main() {
     }
 }
 
-/// What is sent.
+/// Source of the payload.
 struct Payload<'a> {
     memory: &'a Memory,
-    /// Bytes of it that are used, and of a frame's part.
+    /// Bytes that are used, and bytes per frame.
     of: usize,
     len: usize,
     checked: bool,
 }
 
 impl Payload<'_> {
-    /// The frames' parts, one after the other, from the first on.
+    /// Offset of frame `i`'s payload: consecutive, wrapping around.
     fn place(&self, i: usize) -> usize {
         i * self.len % self.of
     }
 }
 
-/// Nanoseconds of a frame in place, against one that is copied, by turns: of a round the median
-/// burst, since the scheduler takes the processor within some.
+/// Nanoseconds per frame sent in place, against a copied one, interleaved: of each round the median
+/// burst, since the scheduler preempts some.
 fn frames(payload: &Payload<'_>, args: &Args) -> Made<Rounds> {
     let bursts = args.size(64, 8) as usize;
     let (mut copied, mut in_place) = (Copied::new()?, InPlace::new()?);
@@ -92,7 +92,7 @@ fn frames(payload: &Payload<'_>, args: &Args) -> Made<Rounds> {
     Rounds::measure(args.size(41, 2), || {
         let mut spent = [(); 2].map(|()| Sample::default());
         for burst in 0..2 * bursts {
-            // Either begins as often behind the other's burst.
+            // Either mode begins as often after the other's burst.
             let which = (burst + burst / 2) % 2;
             let begun = now_ns();
             for i in next..next + BURST {
@@ -125,7 +125,7 @@ fn tail(payload: &Payload<'_>, body: &Body<'_>) -> [u8; TAIL] {
     if payload.checked { body.crc32c(0).to_le_bytes() } else { [7; TAIL] }
 }
 
-/// A frame's head.
+/// The headers of a frame.
 const HEADER: [u8; HEAD] = {
     let mut head = [0x5a; HEAD];
     (head[0], head[6]) = (2, 2);
@@ -141,7 +141,7 @@ fn at(block: &Block, offset: usize) -> Made<NonNull<u8>> {
     NonNull::new(block.as_mut_ptr().wrapping_add(offset)).ok_or_else(|| "no memory".into())
 }
 
-/// The driver.
+/// The driver with copied payload.
 struct Copied {
     port: VfioPort<NetQueues>,
     device: VirtqDevice,
@@ -167,8 +167,8 @@ impl Copied {
             })
         };
         let (rx, tx) = (memory(0)?, memory(1)?);
-        // SAFETY: both blocks are kept beside what uses them, are zero, page aligned, as long as
-        // was asked for, and reached by the driver and its model alone. So is the doorbell.
+        // SAFETY: both blocks live as long as their users, are zeroed, page aligned, of the
+        // requested length, and accessed by the driver and its model only. So is the doorbell.
         let (queues_of_driver, device) =
             unsafe { (NetQueues::new(&rx, &tx), VirtqDevice::new(tx.queue, COUNT)) };
         device.set_kicks(false);
@@ -198,23 +198,23 @@ impl Copied {
     }
 }
 
-/// Three descriptors a frame.
+/// Three descriptors a frame, without a copy.
 struct InPlace {
     queue: Virtq,
     device: VirtqDevice,
-    /// Heads, each with its frame's tail behind it.
+    /// Headers, each with its frame's trailer behind it.
     heads: Block,
     _queue: Block,
 }
 
-/// The device's address of payload memory, less ours.
+/// Distance from a local address of payload memory to the device's.
 const DISTANCE: u64 = 1 << 44;
-/// Bytes for a head and a tail.
+/// Bytes for a header and a trailer.
 const HEAD_STRIDE: usize = 128;
 
 impl InPlace {
     fn new() -> Made<Self> {
-        // A power of two that holds three descriptors for each.
+        // A power of two, for three descriptors per frame.
         let count = 4 * COUNT;
         let memory = block(NetQueues::queue_len(count).next_multiple_of(4096))?;
         let heads = block(usize::from(COUNT) * HEAD_STRIDE)?;
@@ -248,7 +248,7 @@ impl InPlace {
         );
         queue.chain(id + COUNT, id + 2 * COUNT);
         let to = self.heads.as_mut_ptr().wrapping_add(usize::from(id) * HEAD_STRIDE + NET);
-        // SAFETY: `HEAD_STRIDE` bytes are one frame's, which the device does not have.
+        // SAFETY: the `HEAD_STRIDE` bytes of one frame, which the device does not own.
         unsafe {
             to.copy_from_nonoverlapping(HEADER.as_ptr(), HEAD);
             to.add(HEAD).copy_from_nonoverlapping(tail.as_ptr(), TAIL);
@@ -259,7 +259,7 @@ impl InPlace {
     fn flush(&mut self) {
         self.queue.publish();
         std::hint::black_box(self.queue.wants_kick());
-        // What the device has sent before.
+        // Frees the frames that the device has sent.
         self.queue.take_burst(usize::MAX).expect("a model does no wrong");
     }
 
@@ -270,10 +270,10 @@ impl InPlace {
     }
 }
 
-/// Nanoseconds of a turn that is longer only if the scheduler took the processor in it.
+/// Nanoseconds of a turn beyond which the scheduler must have preempted it.
 const TURN_MAX: u64 = 300_000;
 
-/// What each end of a stream takes of its processor for a message of 64 KiB, in frames of 9,000.
+/// Processor time of each end of a stream for a message of 64 KiB, in frames of 9,000 bytes.
 fn both_ends(args: &Args, report: &mut Report) -> Made<()> {
     let memory = args.size(COLD as u64, 4 << 20) as usize;
     let spec = format!("memif:@bench-copies-{},mtu=9000,crc=yes", std::process::id());
@@ -285,7 +285,7 @@ fn both_ends(args: &Args, report: &mut Report) -> Made<()> {
     Ok(())
 }
 
-/// Nanoseconds a message of the sender's and of the receiver's turns, for `count` messages.
+/// Nanoseconds per message of the sender's and of the receiver's turns, for `count` messages.
 fn stream(pair: &mut [NodeEnd; 2], memory: usize, count: u64) -> Made<(f64, f64)> {
     const LEN: usize = 64 << 10;
     const WINDOW: u64 = 16;

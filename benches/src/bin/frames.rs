@@ -1,6 +1,6 @@
-//! Frames of 64 bytes a second that one thread sends into a veth whose other end nobody reads: the
-//! port `xdp` by `tx` and `flush`, against a raw AF_XDP loop that does nothing else, sixty-four
-//! frames in a call. Both play by turns, each on a veth of its own.
+//! Frames of 64 bytes a second that one thread sends into a veth whose other end has no reader: the
+//! port `xdp` by `tx` and `flush`, against a raw AF_XDP loop, sixty-four frames per call.
+//! Interleaved, each on a veth of its own.
 
 use barewire_benches::end::Made;
 use barewire_benches::wires::Xsk;
@@ -12,18 +12,18 @@ use barewire_driver::port::{Port, Tx};
 use barewire_tests::nodes::Nodes;
 
 const LEN: usize = 64;
-/// Frames of a call.
+/// Frames per call.
 const BURST: u32 = 64;
 /// The port's interface, and that of the raw socket.
 const WIRES: [&str; 2] = ["fab1", "fab2"];
-/// Of the port over the loop.
+/// Limit of the ratio of port to raw loop.
 const BAR: f64 = 0.9;
 
 fn main() {
     let args = Args::read();
     let mut report = Report::new("frames", &args);
     if let Err(why) = measure(&args, &mut report) {
-        // The first word says to xtask that nothing is wrong with the bench.
+        // xtask recognises a skipped benchmark by the first word.
         println!("SKIPPED: {why}");
     }
 }
@@ -34,7 +34,7 @@ fn measure(args: &Args, report: &mut Report) -> Made<()> {
         nodes.veth([(0, name), (1, name)], 1500)?;
     }
     nodes.enter(0)?;
-    // To a station that there is not: the other end's kernel drops it, whoever sent it.
+    // To a station that does not exist: the kernel at the other end drops the frame.
     let mut frame = [0; LEN];
     frame[0] = 2;
     frame[6] = 2;

@@ -1,16 +1,16 @@
-//! Bytes a second in one direction between two processes: long messages against a copy in memory
-//! of the same length, and messages over a link that loses frames against one that cannot.
+//! Goodput in one direction between two processes: long messages against a memory copy of the same
+//! length, and messages over a lossy link against a lossless one.
 //!
-//! *Lossless* is the plain `shm` port behind a `fault` port that does nothing: nothing is kept for
-//! repetition there, and most of what makes a session reliable rests. The case `loss-0%` is a port
-//! that says it may lose frames and loses none: what reliability costs by itself. The others are
-//! noted against that as well, which is what the repair of losses costs.
+//! *Lossless* is the plain `shm` port behind a `fault` port without faults: nothing is kept for
+//! retransmission there, and most of a session's reliability is inactive. The case `loss-0%` is a
+//! port that announces that it may lose frames but loses none: the cost of reliability itself. The
+//! notes of the others compare with that case as well: the cost of loss recovery.
 //!
-//! *Marked* is a router with a link of 100 Mbit/s that marks one datagram in a hundred (ECN), drawn
-//! at random, against the same link without marks, by turns.
+//! *Marked* is a router with a link of 100 Mbit/s that marks one random datagram in a hundred
+//! (ECN), against the same link without marks, interleaved.
 //!
-//! *Beside TCP* is that link, shared with the kernel's TCP (Reno, BBR), whose connections have as
-//! much to send as they can, against the link's rate.
+//! *Beside TCP* is that link, shared with the kernel's TCP (Reno, BBR) with unlimited data, against
+//! the link's rate.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -81,9 +81,9 @@ fn routed() -> Made<Nodes> {
     Ok(nodes)
 }
 
-/// 64 KiB messages from `own` to `other` through a router that marks, against the same without. The
-/// note says how much of the link's rate the payload was, and how many datagrams were dropped
-/// without marks, and with, and how many were marked.
+/// 64 KiB messages from `own` to `other` through a marking router, against the same without marks.
+/// The note has the payload's share of the link's rate, the number of dropped datagrams without
+/// marks and with, and the number of marked ones.
 fn marked(case: &str, [own, other]: [&str; 2], args: &Args, report: &mut Report) -> Made<()> {
     const LEN: usize = 64 << 10;
     const MARKS: &str = "ip saddr 10.78.0.7 ip ecn ect0 numgen random mod 100 < 1 counter ip ecn \
@@ -108,7 +108,7 @@ fn marked(case: &str, [own, other]: [&str; 2], args: &Args, report: &mut Report)
             }
             let before = lost()?;
             *rate = link.run(count)?;
-            // The first opens the session.
+            // The first round opens the session.
             if round > 0 {
                 dropped[marks_it] += lost()? - before;
             }
@@ -132,7 +132,7 @@ fn marked(case: &str, [own, other]: [&str; 2], args: &Args, report: &mut Report)
 }
 
 /// 64 KiB messages through the router beside TCP connections with a congestion control, against the
-/// link's rate. The note says what a fair part would be, and what the connections got.
+/// link's rate. The note has the fair share, and the connections' rate.
 fn beside_tcp(
     case: &str,
     (control, connections): (&str, usize),
@@ -160,7 +160,7 @@ fn beside_tcp(
                     while !ends.load(Ordering::Relaxed) && stream.write_all(&[0; LEN]).is_ok() {}
                 });
             }
-            // Windows find their size.
+            // Congestion windows converge.
             link.run(2 * count)?;
             for _ in 0..rounds {
                 let (before, from) = (arrived.load(Ordering::Relaxed), now_ns());
@@ -185,10 +185,10 @@ fn beside_tcp(
     Ok(())
 }
 
-/// Where [`sink`] listens.
+/// Address of [`sink`].
 const SINK: &str = "10.78.1.7:5001";
 
-/// Counts the bytes that arrive at the second host over so many connections, until all have ended.
+/// Counts the bytes that arrive at the second host over `connections` until all are closed.
 fn sink(
     nodes: &Nodes,
     connections: usize,
@@ -232,16 +232,16 @@ fn plain(case: &str, len: usize, args: &Args, report: &mut Report) -> Made<()> {
     Ok(())
 }
 
-/// 64 KiB messages over a port that drops frames at random, against one that cannot lose any, and,
-/// in the note, against one that could.
+/// 64 KiB messages over a port that drops frames at random, against a lossless one, and, in the
+/// note, against one that may lose frames but does not.
 ///
-/// Every so many rounds all three are opened anew: in which pages a link's memory lies makes it up
-/// to a tenth faster or slower than another for as long as it lasts.
+/// All three are reopened every few rounds: the physical pages of a link's memory make it up to a
+/// tenth faster or slower for its lifetime.
 fn lossy(case: &str, percent: &str, args: &Args, report: &mut Report) -> Made<()> {
     const LEN: usize = 64 << 10;
     let loss: f64 = percent.parse().map_err(|_| "loss")?;
     let (openings, rounds, count) = (args.size(9, 1), args.size(5, 2), args.size(2000, 32));
-    // Less than one frame in the life of a machine.
+    // Less than one frame in the lifetime of a machine.
     let least = 1e-18;
     let loss = if loss > 0.0 { loss / 100.0 } else { least };
     let mut lines = Vec::new();
@@ -280,14 +280,14 @@ fn copy_rate(from: &Memory, to: &Memory, len: usize, count: u64) -> f64 {
     for i in 0..count as usize {
         let at = i % WINDOW * len;
         let (src, dst) = (from.at(at, len), to.at(at, len));
-        // SAFETY: `at` checked that `len` bytes are there; two allocations do not overlap.
+        // SAFETY: `at` checked that `len` bytes are within each; two allocations do not overlap.
         unsafe { std::ptr::copy_nonoverlapping(src, dst, len) };
         std::hint::black_box(dst);
     }
     (len as u64 * count) as f64 / (now_ns() - start) as f64
 }
 
-/// Two processes on the ports `prefix` + a segment of their own.
+/// Two processes on the ports `prefix` plus a segment of their own.
 fn open(prefix: &str, case: &str, len: usize) -> Made<Stream> {
     let case: String = case.chars().filter(char::is_ascii_alphanumeric).collect();
     let spec = format!("{prefix}bench-{case}-{}", std::process::id());

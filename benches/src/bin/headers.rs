@@ -1,5 +1,4 @@
-//! What the codec costs: writing and reading the header of a message, in nanoseconds and in
-//! instructions.
+//! Cost of the codec: nanoseconds and instructions for writing and parsing a message header.
 
 use barewire_benches::count::{instructions, steady};
 use barewire_benches::end::Made;
@@ -10,7 +9,7 @@ use barewire_driver::clock::now_ns;
 use barewire_driver::frame::RxFrame;
 use barewire_driver::port::Station;
 
-/// Headers that are timed together.
+/// Headers per timed batch.
 const BATCH: u64 = 1000;
 
 const CASES: [&str; 4] = ["emit", "emit-parse", "plain-emit", "plain-emit-parse"];
@@ -42,7 +41,7 @@ fn counted(case: &str, args: &Args) -> Made<f64> {
     instructions(case, args.size(10_000, 100), args.size(110_000, 1100))
 }
 
-/// Nanoseconds a header, by batches; the hash of the results keeps the work honest.
+/// Nanoseconds per header, by batch; the results are hashed, so that the work is not optimized out.
 fn timed(case: &str, samples: u64, mut batch: impl FnMut() -> u64) -> Row {
     let mut sample = Sample::with_capacity(samples as usize);
     let mut hash = 0_u64;
@@ -54,7 +53,7 @@ fn timed(case: &str, samples: u64, mut batch: impl FnMut() -> u64) -> Row {
     Row::new(case, sample.median(), "ns/header").spread(&sample).note(format!("hash {hash:x}"))
 }
 
-/// Writes, and reads, `count` headers, and says what came out.
+/// Writes or parses `count` headers, and returns a hash of the results.
 fn run(case: &str, count: u64) -> u64 {
     let (plain, parse) = (case.starts_with("plain"), case.ends_with("parse"));
     let mut frame = [0_u8; 128];

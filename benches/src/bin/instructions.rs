@@ -1,5 +1,5 @@
-//! What one message costs: instructions, allocations and system calls for posting a receive,
-//! sending, and polling to both completions. One thread owns both ends, so nothing idles.
+//! Cost of one message: instructions, allocations and system calls for posting a receive, sending,
+//! and polling until both completions. One thread runs both ends, so nothing idles.
 
 use barewire_benches::count::{Counting, allocations, instructions, steady, syscalls, warm_up};
 use barewire_benches::end::{End, Made, NodeEnd, RawEnd, SafeEnd};
@@ -60,7 +60,7 @@ fn main() {
     }
 }
 
-/// Runs `case` for `count` messages, in the function that the tools look at.
+/// Runs `case` for `count` messages in the function whose instructions are counted.
 fn run_case(case: &str, count: u64) -> Made<()> {
     let how = if case.ends_with("inject") { How::Inject } else { How::Send };
     match case {
@@ -97,7 +97,7 @@ fn run_case(case: &str, count: u64) -> Made<()> {
         "far-tagged-64B" => {
             let near = |node| format!("crc=no,near={}", segment(node));
             let mut pair = memif_pair([&near("instructions-1"), &near("instructions-2")])?;
-            // Empty polls of the far side are timed first.
+            // The near port first times empty polls of the far side.
             pair.iter_mut().for_each(|end| (0..1000).for_each(|_| _ = end.poll()));
             exchange(&mut pair, (how, LEN), warm_up(count) / 4)?;
             steady(|| exchange(&mut pair, (how, LEN), count))?;
@@ -123,8 +123,8 @@ fn run_case(case: &str, count: u64) -> Made<()> {
     Ok(())
 }
 
-/// Two ends of the raw API on a memif, which may lose frames and does not, with the options of
-/// each.
+/// Two raw-API endpoints on a memif, which announces loss but loses nothing, with the given
+/// options.
 fn memif_pair([server, client]: [&str; 2]) -> Made<[RawEnd; 2]> {
     let open = |role, option| {
         let spec = format!("memif:@bench-instructions-{},role={role},{option}", std::process::id());
@@ -133,8 +133,8 @@ fn memif_pair([server, client]: [&str; 2]) -> Made<[RawEnd; 2]> {
     Ok(joined([open("server", server)?, open("client", client)?]))
 }
 
-/// `count` messages from the first to the second end, sixteen at a time. With `more` all but the
-/// last of them say that more follow.
+/// Sends `count` messages from the first to the second endpoint, sixteen at a time. With `more` all
+/// but the last of the sixteen have `FI_MORE`.
 #[inline(never)]
 fn exchange_many(pair: &mut [RawEnd; 2], more: bool, count: u64) -> Made<()> {
     const TOGETHER: u64 = 16;
