@@ -1,10 +1,10 @@
-//! What IP and UDP of our own cost: instructions that `ip(...)` adds to a frame of 116 bytes (64 of
-//! a message) and of 1,352, on the way out and on the way in, over a memif.
+//! Cost of the userspace IP and UDP: instructions that `ip(...)` adds to a frame of 116 bytes (64
+//! of a message) and of 1,352, on transmit and on receive, over a memif.
 //!
-//! The same frames go through the memif with `ip(...)` around it and without; what is counted is
-//! the calls of the port alone, `tx` and `flush` or `rx_burst`, for sixteen frames together. They
-//! are set against frames that are as long without the wrapper as those are with it, of 42 or 62
-//! bytes more, since how the memif copies depends on that. One thread owns both ends.
+//! The same frames pass through the memif with and without `ip(...)` around it; only the port's
+//! calls are counted, `tx` and `flush` or `rx_burst`, for sixteen frames together. The reference
+//! frames without the wrapper are as long as those with it, thus 42 or 62 bytes longer, since the
+//! memif's copy depends on the length. One thread runs both ends.
 
 use barewire_benches::count::{instructions, steady};
 use barewire_benches::end::Made;
@@ -13,15 +13,15 @@ use barewire_driver::frame::{Body, ETHERTYPE, RxFrame, TxFrame, address};
 use barewire_driver::open::open;
 use barewire_driver::port::{Port, Tx};
 
-/// Bytes before the message, and of it.
+/// Bytes before the message, and of the message.
 const HEAD: usize = 52;
 const LEN: usize = 64;
 
-/// Frames of a burst.
+/// Frames per burst.
 const TOGETHER: u64 = 16;
 
-/// Cases, what stands around the memif, with a letter for the number of the end, and bytes of the
-/// message. After each with a wrapper follows the one that it is set against.
+/// Cases: the ports around the memif, with a letter for the number of the end, and the length of
+/// the message. Each case with a wrapper is followed by its reference.
 const CASES: [(&str, &str, usize); 9] = [
     ("ip-64B", V4, LEN),
     ("plain-106B", "", LEN + 42),
@@ -37,7 +37,7 @@ const CASES: [(&str, &str, usize); 9] = [
 const V4: &str = "ip(10.79.0.N/24):";
 const V6: &str = "ip([2001:db8::a4f:N]/96):";
 
-/// Of IPv4 each way.
+/// Limit for IPv4, instructions per frame in each direction.
 const BAR: f64 = 60.0;
 
 fn main() {
@@ -69,7 +69,7 @@ fn main() {
     }
 }
 
-/// Sends `count` bursts; what is looked at is the one way or the other.
+/// Sends `count` bursts; only transmit or only receive is counted.
 fn run_case(case: &str, count: u64) -> Made<()> {
     let (way, case) = case.split_once('-').ok_or("no such case")?;
     let found = CASES.into_iter().find(|(name, ..)| *name == case);
@@ -98,7 +98,7 @@ fn run_case(case: &str, count: u64) -> Made<()> {
     Ok(())
 }
 
-/// Until frames arrive: the memif is joined, the neighbour has answered.
+/// Polls until frames arrive: the memif is connected, the neighbour is resolved.
 fn meet(a: &mut dyn Port, b: &mut dyn Port, frame: &TxFrame<'_>) -> Made<()> {
     for _ in 0..10_000 {
         let sent = send(a, frame);
@@ -111,16 +111,16 @@ fn meet(a: &mut dyn Port, b: &mut dyn Port, frame: &TxFrame<'_>) -> Made<()> {
     Err("the two ends do not reach each other".to_owned())
 }
 
-/// How many frames of a burst have left.
+/// Sends a burst; returns the number of frames sent.
 #[inline(never)]
 fn send(port: &mut dyn Port, frame: &TxFrame<'_>) -> u64 {
     let sent = (0..TOGETHER).filter(|_| port.tx(frame) == Ok(Tx::Sent)).count() as u64;
-    // A port that has gone is seen by the one who counts: nothing comes.
+    // The receiving side notices a port that is gone: no frame arrives.
     let _ = port.flush();
     sent
 }
 
-/// How many came at once.
+/// Receives a burst; returns the number of frames.
 #[inline(never)]
 fn take(port: &mut dyn Port) -> u64 {
     let mut got = 0;

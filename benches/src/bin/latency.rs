@@ -1,6 +1,6 @@
-//! Half a round trip of a tagged message between two processes on a shared-memory segment, against
-//! half a round trip of a cache line between the same two processors in the same rounds; and of two
-//! processes of a node that have a port out of it besides, against a segment alone.
+//! Half round trip of a tagged message between two processes on a shared-memory segment, against
+//! half a round trip of a cache line between the same two processors in the same rounds; and
+//! between two processes of a node that also have a port out of the node, against a segment alone.
 
 use barewire_benches::duo::{First, Rounds, Second, Task, start};
 use barewire_benches::end::{Done, End, Made, RawEnd};
@@ -9,11 +9,11 @@ use barewire_driver::clock::now_ns;
 
 const MEMORY: usize = 64 << 10;
 
-/// Round trips that are timed together: the clock costs as much as a fifth of one.
+/// Round trips per timed chunk: reading the clock costs up to a fifth of one.
 const CHUNK: u64 = 50;
 
-/// What the second process answers with: the number of the end from bit 1 on, and this bit if it
-/// injects.
+/// Command of the second process: the number of the endpoint from bit 1 on, and this bit for
+/// injected messages.
 const INJECTED: u64 = 1;
 
 /// Ports out of the node, with the segment as their near side.
@@ -23,7 +23,7 @@ struct Case {
     name: &'static str,
     len: usize,
     inject: bool,
-    /// Which of the ends.
+    /// Number of the endpoint.
     end: u64,
 }
 
@@ -61,14 +61,14 @@ fn measure(args: &Args, report: &mut Report) -> Made<()> {
     Ok(())
 }
 
-/// Half round trips between processes that have `port` out of their node, against a segment alone.
+/// Half round trips between processes with `port` out of their node, against a segment alone.
 fn measure_near(
     (name, segment, port): (&'static str, &str, &str),
     rounds: u64,
     args: &Args,
     report: &mut Report,
 ) -> Made<()> {
-    // What a process may not open, the other may not either.
+    // Fails here if the port cannot be opened; the second process could not open it either.
     drop(RawEnd::open(port, MEMORY)?);
     let mut first = start(|second| serve(second, &[segment, port]))?;
     let mut ends = Vec::new();
@@ -91,7 +91,7 @@ fn measure_near(
     Ok(())
 }
 
-/// What reading the clock costs, nanoseconds.
+/// Cost of reading the clock, nanoseconds.
 fn clock_floor() -> f64 {
     let start = now_ns();
     for _ in 0..10_000 {
@@ -127,7 +127,7 @@ fn run(
     Ok(())
 }
 
-/// Half round trips, nanoseconds, the mean of every `chunk` of them.
+/// Half round trips in nanoseconds, the mean of every `chunk` of them.
 fn ping_pong(
     case: &Case,
     count: u64,
@@ -175,7 +175,7 @@ fn send(end: &mut RawEnd, case: &Case, sends: &mut u64) {
     *sends += u64::from(!case.inject);
 }
 
-/// The second process, with an end on each of `specs`.
+/// The second process, with an endpoint on each of `specs`.
 fn serve(second: &Second, specs: &[&str]) -> Made<()> {
     let mut ends = Vec::new();
     for spec in specs {
@@ -199,7 +199,7 @@ fn serve(second: &Second, specs: &[&str]) -> Made<()> {
     )
 }
 
-/// Answers `count` messages.
+/// Echoes `count` messages.
 fn echo(end: &mut RawEnd, case: &Case, count: u64) {
     let mut sends = 0;
     end.recv(0, case.len);

@@ -1,7 +1,7 @@
-//! What forged OPENs cost those who talk: messages a second between two ends over memory while a
-//! third station sends 10,000 OPENs a second of stations that do not exist to one of them, against
-//! the rate without. By turns, all in one thread, so that what the forger itself takes is in it, in
-//! processor time of that thread, which others on the machine do not shorten.
+//! Cost of forged OPENs for active sessions: messages a second between two endpoints over memory
+//! while a third station sends one of them 10,000 OPENs a second from stations that do not exist,
+//! against the rate without. Interleaved, all in one thread, so that the forger's own time is
+//! included; per processor time of that thread, which other processes do not shorten.
 
 use barewire_benches::duo::Rounds;
 use barewire_benches::end::{End, Made, RawEnd};
@@ -18,10 +18,10 @@ const LEN: usize = 64;
 /// OPENs a second of processor time.
 const RATES: [u64; 2] = [10_000, 100_000];
 
-/// Messages between two looks at how many OPENs are due.
+/// Messages between two checks of the OPENs that are due.
 const BATCH: u64 = 50;
 
-/// Frames that are made in advance.
+/// Frames prepared in advance.
 const FRAMES: usize = 4096;
 
 fn main() {
@@ -39,7 +39,7 @@ fn measure(args: &Args, report: &mut Report) -> Made<()> {
     let mut port = ShmPort::open(&ShmSettings::named(&name)).map_err(|e| e.to_string())?;
     let victim = pair[1].addr();
     let mut rng = Rng::new(1, 1);
-    // Somebody who knows the address gets further than who does not.
+    // An attacker that knows the address gets further than one that does not.
     let frames: Vec<Vec<u8>> = (0..FRAMES)
         .map(|_| open_of_nobody(&mut rng, victim.station, victim.incarnation, false))
         .collect();
@@ -81,8 +81,8 @@ fn own_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Millions of messages a second for that long. `between` is called between batches with the time
-/// since the start.
+/// Million messages a second during `time_ns` of processor time. `between` is called between
+/// batches with the time since the start.
 fn stream(pair: &mut [RawEnd; 2], time_ns: u64, mut between: impl FnMut(u64)) -> Made<f64> {
     let (start, mut count) = (own_ns(), 0);
     loop {

@@ -1,8 +1,8 @@
-//! What many peers cost: bytes for one that is connected and idle, nanoseconds for a message from
-//! one of many against one of one, and a turn with nothing to do.
+//! Cost of many peers: bytes per idle session, nanoseconds per message from one of many peers
+//! against one of one peer, and a turn with nothing to do.
 //!
-//! One node faces 100,000 peers. Each was a node of its own when the session was set up; from then
-//! on only what it would send is made by hand, since all that is measured is the one node.
+//! One node has 100,000 peers. Each was a node of its own while the session was established; from
+//! then on its messages are made by hand, since only the one node is measured.
 
 use std::collections::VecDeque;
 
@@ -27,10 +27,10 @@ static ALLOC: Counting = Counting;
 
 const LEN: usize = 64;
 
-/// Frames of a burst, as the poll loop takes them.
+/// Frames per burst, as in the progress engine.
 const BURST: usize = 32;
 
-/// What a node with an endpoint is known by.
+/// A node with an endpoint, and its names.
 struct Host {
     node: Node,
     ep: EpId,
@@ -38,7 +38,7 @@ struct Host {
     av: AvId,
 }
 
-/// What is left of a peer once its session stands: what its next message says.
+/// The remains of a peer after its session was established: the fields of its next message.
 struct Remote {
     head: FrameHead,
     sid: u32,
@@ -57,9 +57,9 @@ fn main() {
 
 fn measure(args: &Args, report: &mut Report) -> Made<()> {
     let count = args.size(100_000, 1000) as usize;
-    // SAFETY: sets a number of the allocator's and touches no memory of ours. Otherwise the tables
-    // of the first nodes, once freed, would make malloc keep the next ones on its heap, where
-    // zeroed memory is written, and so counts.
+    // SAFETY: sets a parameter of the allocator and touches no memory. Otherwise malloc would keep
+    // the first nodes' freed tables on its heap for the next ones, where zeroed memory is written,
+    // and so counts as resident.
     unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, 128 << 10) };
     let mut few = Crowd::connect(1)?;
     let (before, live) = (resident_bytes(), live_bytes());
@@ -141,7 +141,7 @@ impl Host {
         self.node.addr_of(self.ep).map_err(|e| e.to_string())
     }
 
-    /// Sends what is due into `out`.
+    /// Appends the frames that are due to `out`.
     fn transmit(&mut self, out: &mut VecDeque<Vec<u8>>) {
         let mut sink = |frame: &TxFrame<'_>| {
             let mut bytes = vec![0; frame.len()];
@@ -152,7 +152,7 @@ impl Host {
         self.node.transmit(Instant(now_ns()), &mut sink);
     }
 
-    /// Takes frames out of `frames`.
+    /// Receives the frames in `frames`.
     fn take(&mut self, frames: &mut VecDeque<Vec<u8>>) {
         while let Some(bytes) = frames.pop_front() {
             self.node.on_frame(Instant(now_ns()), &RxFrame::new(&bytes));
@@ -170,13 +170,13 @@ impl Host {
     }
 }
 
-/// Peers who have a session each with a node, without the node.
+/// Peers with a session each with a node, without the node.
 struct Joined {
     remotes: Vec<Remote>,
 }
 
 impl Joined {
-    /// What the bench itself keeps for them.
+    /// Bytes that the benchmark itself uses for them.
     fn own_bytes(&self) -> u64 {
         (self.remotes.capacity() * size_of::<Remote>()) as u64
     }
@@ -204,7 +204,7 @@ impl Crowd {
         Ok(joined.with(host))
     }
 
-    /// Sets up a session of `host` with each of `count` peers, by one message from each.
+    /// Establishes a session of `host` with each of `count` peers, by one message from each.
     fn join(host: &mut Host, count: usize) -> Made<Joined> {
         let mut remotes = Vec::with_capacity(count);
         let memory = Memory::new(LEN);
@@ -233,7 +233,7 @@ impl Crowd {
         Ok(Joined { remotes })
     }
 
-    /// Nanoseconds a message, in bursts of messages from random peers.
+    /// Nanoseconds per message, in bursts of messages from random peers.
     fn receive(&mut self, bursts: u64) -> Made<f64> {
         let mut spent = 0;
         for _ in 0..bursts {
@@ -253,7 +253,7 @@ impl Crowd {
             for bytes in &self.frames {
                 self.host.node.on_frame(now, &RxFrame::new(bytes));
             }
-            // Nobody hears of the credits that this grants: nobody here asks for any.
+            // The credit grants are dropped: no peer here needs them.
             self.host.node.transmit(now, &mut |_: &TxFrame<'_>| Tx::Sent);
             spent += now_ns() - start;
             self.host.drain()?;
@@ -285,7 +285,7 @@ impl Host {
 }
 
 impl Remote {
-    /// Lets the first message of `peer` arrive, and keeps what its next one will say.
+    /// Delivers the first message of `peer`, and keeps the fields of its next one.
     fn settle(host: &mut Host, peer: &mut Host) -> Made<Self> {
         let (mut to_host, mut to_peer) = (VecDeque::new(), VecDeque::new());
         let mut last = None;
@@ -317,7 +317,7 @@ impl Remote {
     fn message(&mut self, frame: &mut [u8; EagerMsg::LEN + LEN]) {
         let op = MsgOp { tagged: true, tag: TAG, ..MsgOp::default() };
         let (psn, cack) = (Psn(self.psn), Psn(self.cack));
-        // What we granted the node does not change, as it sends us nothing but acknowledgements.
+        // The peers' grant to the node is constant, since the node sends acknowledgements only.
         let grant = self.granted;
         let msg = EagerMsg { dst_sid: self.sid, psn, cack, grant, plen: LEN as u16, op };
         let (head, len) = msg.emit(&self.head, false);

@@ -1,9 +1,8 @@
-//! What the face of libfabric costs: the same program in C over our provider and over libfabric's
-//! own for shared memory, and Open MPI over us and over TCP.
+//! Cost of the libfabric provider: the same C program over barewire and over libfabric's own
+//! shared-memory provider, and Open MPI over barewire and over TCP.
 //!
-//! Needs what Debian has as `libfabric-dev`, `libopenmpi-dev` and `valgrind`, and the provider
-//! beside this program (`cargo build --release -p barewire-provider`, which `cargo xtask bench`
-//! does).
+//! Needs Debian's `libfabric-dev`, `libopenmpi-dev` and `valgrind`, and the provider beside this
+//! program (`cargo build --release -p barewire-provider`, which `cargo xtask bench` runs).
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -16,7 +15,7 @@ fn main() {
     let place = match Place::new() {
         Ok(place) => place,
         Err(why) => {
-            // For a suite that runs every bench: nothing is wrong with this one.
+            // xtask recognises a skipped benchmark by the first word.
             println!("SKIPPED: {why}");
             return;
         }
@@ -61,7 +60,7 @@ fn main() {
     }
 }
 
-/// Which provider a program runs over.
+/// The provider that a program uses.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Over {
     Us,
@@ -69,13 +68,13 @@ enum Over {
     Theirs,
 }
 
-/// The middle of ours to the middle of theirs.
+/// The median over barewire against the median over the other provider.
 fn compared(name: &str, unit: &'static str, theirs: &str, [us, them]: &[Sample; 2]) -> Row {
     let (ours, other) = (us.median(), them.median());
     Row::new(name, ours, unit).against(theirs, other, ours / other).spread(us)
 }
 
-/// Where the library is and where our programs in C are compiled to.
+/// Folder of the library, and folder of the compiled C programs.
 struct Place {
     library: PathBuf,
     programs: PathBuf,
@@ -84,7 +83,7 @@ struct Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // Nothing is left to do if they stay.
+        // A failure leaves temporary files only.
         let _ = std::fs::remove_dir_all(&self.programs);
     }
 }
@@ -126,7 +125,7 @@ impl Place {
         }
     }
 
-    /// A program in the environment that `over` needs.
+    /// A program with the environment for `over`.
     fn command(&self, program: impl AsRef<std::ffi::OsStr>, over: Over) -> Command {
         let mut command = Command::new(program);
         command.env_remove("FI_PROVIDER").env_remove("FI_LOG_LEVEL").stdin(Stdio::null());
@@ -137,9 +136,9 @@ impl Place {
         command
     }
 
-    /// Nanoseconds a message, ours and theirs, by turns of a thousand in one process, and the ratio
-    /// of each turn: what the machine does beside then hits both. In `rounds` processes, since how
-    /// fast either is depends on where its memory lies.
+    /// Nanoseconds per message over both providers, in interleaved blocks of a thousand in one
+    /// process, and the ratio of each pair of blocks: other load on the machine affects both.
+    /// Repeated in `rounds` processes, since the speed depends on the location of the memory.
     fn pairs(&self, rounds: u64, count: u64) -> Result<([Sample; 2], Sample), String> {
         let (mut both, mut ratios) = ([Sample::default(), Sample::default()], Sample::default());
         for _ in 0..rounds {
@@ -176,7 +175,7 @@ impl Place {
         numbers(command.arg(program).args([case, &count.to_string()]))
     }
 
-    /// Both in turns, so that what the machine does beside hits both.
+    /// Both providers in interleaved rounds, so that other load on the machine affects both.
     fn rounds(
         &self,
         rounds: u64,
@@ -190,7 +189,7 @@ impl Place {
         Ok(both)
     }
 
-    /// Instructions a message, ours and theirs: two lengths of a run, subtracted.
+    /// Instructions per message over both providers: the difference of two run lengths.
     fn instructions(&self, few: u64, many: u64) -> Result<[f64; 2], String> {
         let per = |over| {
             let [a, b] = [few, many].map(|count| self.callgrind(over, count));
@@ -216,12 +215,12 @@ impl Place {
     }
 }
 
-/// The numbers that a program prints, a line each.
+/// The numbers that a program prints, one a line.
 fn numbers(command: &mut Command) -> Result<Sample, String> {
     Ok(said(command)?.lines().filter_map(|line| line.trim().parse().ok()).collect())
 }
 
-/// What a program prints.
+/// The standard output of a program.
 fn said(command: &mut Command) -> Result<String, String> {
     let ran = command.output().map_err(|why| format!("{:?}: {why}", command.get_program()))?;
     if !ran.status.success() {
