@@ -1,5 +1,5 @@
-//! 64 B messages a second in one direction between two processes, window 64, each on its way at
-//! once and with `FI_MORE`, which lets several share a frame.
+//! Rate of 64 B messages in one direction between two processes, window 64: each transmitted at
+//! once, and with `FI_MORE`, which lets several share a frame.
 
 use barewire_benches::duo::{First, Second, Task, start};
 use barewire_benches::end::{End, Made, RawEnd};
@@ -9,10 +9,10 @@ use barewire_driver::clock::now_ns;
 const LEN: usize = 64;
 const WINDOW: u64 = 64;
 
-/// Messages after which one goes without `FI_MORE`.
+/// One of this many messages is sent without `FI_MORE`.
 const GROUP: u64 = 16;
 
-/// The second process receives `count` messages.
+/// Command of the second process: receive `count` messages.
 const SINK: u64 = 0;
 
 fn main() {
@@ -23,7 +23,7 @@ fn main() {
     }
 }
 
-/// A segment; a memif that may lose frames; and one that does not.
+/// A segment, a memif that may lose frames, and a lossless memif.
 fn links() -> [(&'static str, [String; 2]); 3] {
     let id = std::process::id();
     let memif = |options: &str| {

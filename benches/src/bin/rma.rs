@@ -1,10 +1,10 @@
-//! Bytes a second that one process writes to, or reads from, memory of another that does nothing
-//! but turn its loop, against tagged messages of the same length, which are rendezvous; and what a
-//! write or read of 8 bytes costs, in instructions, against an eager message.
+//! Goodput of writes to, or reads from, memory of another process that only polls, against tagged
+//! messages of the same length, which use rendezvous; and instructions of a write or read of 8
+//! bytes against an eager message.
 //!
-//! The messages go where the bytes of the operation go, from the same processor to the same one: a
-//! write is compared with what the first process sends, a read with what it receives. Whoever takes
-//! the bytes has most of the work, and two processors are rarely as fast as each other.
+//! Messages and operations move the bytes in the same direction between the same processors: a
+//! write is compared with messages that the first process sends, a read with those that it
+//! receives. The receiving side has most of the work, and two processors are rarely equally fast.
 
 use barewire::Progress;
 use barewire_benches::duo::{First, Rounds, Second, Task, start};
@@ -18,14 +18,15 @@ const LEN: usize = 64 << 10;
 /// Operations in flight.
 const WINDOW: usize = 16;
 
-/// Place of a word that the first process writes when it is done with the second one's memory.
+/// Offset of the word that the first process writes when it has finished with the second one's
+/// memory.
 const FLAG_AT: usize = LEN * WINDOW;
 
-/// The second process receives `count` messages.
+/// Command of the second process: receive `count` messages.
 const SINK: u64 = 0;
-/// It turns its loop until the flag is `count`.
+/// Command: poll until the flag is `count`.
 const LEND: u64 = 1;
-/// It sends `count` messages.
+/// Command: send `count` messages.
 const FEED: u64 = 2;
 
 fn main() {
@@ -64,11 +65,11 @@ fn measure(case: &str, [how, message]: [How; 2], args: &Args, report: &mut Repor
     Ok(())
 }
 
-/// Two processes with an end each.
+/// Two processes with an endpoint each.
 struct Link {
     first: First,
     end: RemoteEnd,
-    /// What the flag was last.
+    /// Last value of the flag.
     flag: u64,
 }
 
@@ -81,7 +82,7 @@ impl Link {
         Ok(Self { first, end, flag: 0 })
     }
 
-    /// Moves `count` times `LEN` bytes and says how many GB/s that was.
+    /// Transfers `LEN` bytes `count` times; returns GB/s.
     fn stream(&mut self, how: How, count: u64) -> Made<f64> {
         let Self { first, end, flag } = self;
         *flag += 1;
@@ -103,10 +104,10 @@ impl Link {
         }
         first.finish(|| open -= end.poll().sent)?;
         if let How::Send = how {
-            // Its last completion says that the receiver has it, or will have.
+            // The last completion proves delivery, now or soon.
             took = now_ns() - begin;
         }
-        // What completed later would be taken for one of the next stream.
+        // A later completion would be counted in the next stream.
         while open > 0 {
             open -= end.poll().sent;
         }
@@ -114,7 +115,7 @@ impl Link {
     }
 }
 
-/// Does it `count` times, with [`WINDOW`] in flight, to the last completion.
+/// Runs `count` operations, with [`WINDOW`] in flight, to the last completion.
 fn all(end: &mut RemoteEnd, how: How, count: u64) {
     let (mut posted, mut ended) = (0, 0);
     while ended < count {

@@ -1,8 +1,8 @@
-//! What sealed frames cost: cycles of both ends for a message over a memif that may lose frames,
-//! with a key in either mode against none; long messages between two processes; handshakes.
+//! Cost of sealed frames: cycles of both ends per message over a memif that may lose frames, with a
+//! key in either mode against none; long messages between two processes; handshakes.
 //!
-//! Cycles are those of the time stamp counter, which runs at one rate whatever the processor's is.
-//! Both ends are in one thread, so that nothing idles; the modes take turns.
+//! Cycles are those of the time stamp counter, whose rate does not depend on the processor's
+//! frequency. Both ends are in one thread, so nothing idles; the modes are interleaved.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,20 +21,20 @@ use barewire_dataplane::wire::sealed::OPEN_END;
 use barewire_dataplane::wire::{BASE_LEN, TAG_LEN};
 use barewire_driver::clock::now_ns;
 
-/// What is measured, and its name. Without a key frames carry the checksum that a NIC's do.
+/// The modes, with their names. Without a key frames carry a checksum, as on a NIC.
 const MODES: [(&str, Option<SealMode>); 3] = [
     ("open", None),
     ("authenticated", Some(SealMode::Authenticated)),
     ("encrypted", Some(SealMode::Encrypted)),
 ];
 
-/// Longest message of the streams in one thread.
+/// Longest message of the single-thread streams, bytes.
 const LEN_MAX: usize = 9000;
 
-/// Bytes of a frame behind its Ethernet header.
+/// Largest frame without its Ethernet header, bytes.
 const MTU: usize = 9000;
 
-/// Length of the messages between two processes.
+/// Length of the messages between two processes, bytes.
 const LONG: usize = 64 << 10;
 
 fn main() {
@@ -67,13 +67,13 @@ fn main() {
     }
 }
 
-/// A port of each kind that is compared, `role` of the memif `name`.
+/// The port specification of end `role` of the memif `name`.
 fn spec(name: &str, role: &str) -> String {
     let id = std::process::id();
     format!("memif:@bench-sealed-{name}-{id},role={role},mtu={MTU},crc=yes")
 }
 
-/// Cycles a message, both ends, of each mode.
+/// Cycles per message of both ends, for each mode.
 fn cycles(case: &str, len: usize, alone: bool, args: &Args, report: &mut Report) -> Made<()> {
     let (rounds, count) = (args.size(31, 2), args.size(10_000, 200));
     let mut pairs = Vec::new();
@@ -91,7 +91,7 @@ fn cycles(case: &str, len: usize, alone: bool, args: &Args, report: &mut Report)
                 stream(pair, len, count)?;
             }
             let spent = (tsc() - begin) as f64 / count as f64;
-            // The first opens the sessions and touches the memory.
+            // The first round opens the sessions and touches the memory.
             if round > 0 {
                 taken.push(spent);
             }
@@ -111,13 +111,13 @@ fn cycles(case: &str, len: usize, alone: bool, args: &Args, report: &mut Report)
 /// The time stamp counter; nanoseconds where there is none.
 fn tsc() -> u64 {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: every processor of 64 bits has the instruction, and it touches no memory.
+    // SAFETY: every 64-bit processor has the instruction, and it touches no memory.
     return unsafe { std::arch::x86_64::_rdtsc() };
     #[cfg(not(target_arch = "x86_64"))]
     return now_ns();
 }
 
-/// `count` messages from the first to the second end, [`WINDOW`] in flight.
+/// Sends `count` messages from the first to the second endpoint, [`WINDOW`] in flight.
 fn stream(pair: &mut [RawEnd; 2], len: usize, count: u64) -> Made<()> {
     let [a, b] = pair;
     let (mut posted, mut sent, mut received) = (0, 0, 0);
@@ -138,7 +138,7 @@ fn stream(pair: &mut [RawEnd; 2], len: usize, count: u64) -> Made<()> {
     Err("a message did not arrive".to_owned())
 }
 
-/// Long messages between two processes, encrypted against open, and against the cipher alone.
+/// Long messages between two processes, encrypted against clear, and against the cipher alone.
 fn goodput(args: &Args, report: &mut Report) -> Made<()> {
     let (rounds, count) = (args.size(21, 2), args.size(2000, 32));
     let open = |name, seal| {
@@ -165,7 +165,7 @@ fn goodput(args: &Args, report: &mut Report) -> Made<()> {
     Ok(())
 }
 
-/// Cycles of the cipher alone, to seal a frame and to open it: the least that a frame costs more.
+/// Cycles of the cipher alone to seal and to open a frame: the least additional cost of a frame.
 fn cipher_cycles(args: &Args, report: &mut Report) {
     const FRAME: usize = BASE_LEN + 24 + 64 + TAG_LEN;
     let (rounds, count) = (args.size(31, 2), args.size(10_000, 200));
@@ -197,19 +197,19 @@ fn cipher_rate(len: usize, count: u64) -> f64 {
     (len as u64 * count) as f64 / (now_ns() - begin) as f64
 }
 
-/// Keys of both ends of a session.
+/// The keys of both ends of a session.
 fn session(seal: SealMode) -> [SessionKeys; 2] {
     let [mut a, mut b] = [1, 2].map(|entropy| ring(seal, entropy));
     agree(&mut a, &mut b, 0)
 }
 
-/// The one key that both ends have.
+/// A keyring with the common key.
 fn ring(seal: SealMode, entropy: u8) -> Keyring {
     let key = PreSharedKey::new(&[7; 32], seal).expect("32 bytes are a key");
     Keyring::new(vec![key], [entropy; 32]).expect("one key is a list")
 }
 
-/// The handshake of a session.
+/// Runs the handshake of a session.
 fn agree(a: &mut Keyring, b: &mut Keyring, sid: u32) -> [SessionKeys; 2] {
     let names =
         SessionNames { opener: 1, answerer: 2, inc: 3, sid, epoch: 0, psn: 0, params: [0; 18] };
@@ -220,11 +220,12 @@ fn agree(a: &mut Keyring, b: &mut Keyring, sid: u32) -> [SessionKeys; 2] {
     [opener.finish(&open, true).expect("both have the key"), answered.keys]
 }
 
-/// What a forged frame costs who drops it, and the goodput of the session that is attacked: two
-/// nodes in one thread, messages of one frame, the quiet session and the attacked one by turns.
+/// Cost of a forged frame at the receiver that drops it, and the goodput of the attacked session:
+/// two nodes in one thread, single-frame messages, the quiet session and the attacked one
+/// interleaved.
 fn attacked(args: &Args, report: &mut Report) -> Made<()> {
     const LEN: usize = 1400;
-    /// One frame in so many that reach the receiver is forged.
+    /// One of this many frames at the receiver is forged.
     const ONE_IN: u64 = 10;
     let (rounds, count) = (args.size(31, 2), args.size(10_000, 200));
     let mut session = Attacked::open(LEN)?;
@@ -238,7 +239,7 @@ fn attacked(args: &Args, report: &mut Report) -> Made<()> {
             };
             let (quiet, _) = time(None)?;
             let (loud, forged) = time(Some((forgery, ONE_IN - 1)))?;
-            // The first opens the session and touches the memory.
+            // The first round opens the session and touches the memory.
             if round > 0 {
                 costs.push((loud - quiet) / forged as f64);
                 goodput.push(count as f64 / loud, count as f64 / quiet);
@@ -258,7 +259,7 @@ fn attacked(args: &Args, report: &mut Report) -> Made<()> {
     Ok(())
 }
 
-/// Handshakes a second and core: what one end has to do for one, half of what both do.
+/// Handshakes a second and core: the work of one end, half of that of both.
 fn handshakes(args: &Args, report: &mut Report) {
     let psk = [1, 2].map(|entropy| ring(SealMode::Encrypted, entropy));
     for (name, [mut a, mut b]) in [("psk", psk), ("certificate", certified())] {
@@ -276,7 +277,7 @@ fn handshakes(args: &Args, report: &mut Report) {
     }
 }
 
-/// Two ends with certificates of ECDSA P-256, of a root of the same.
+/// Two keyrings with ECDSA P-256 certificates of a root with the same algorithm.
 fn certified() -> [Keyring; 2] {
     use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, SanType};
     let pair = || KeyPair::generate().expect("a key is drawn");
@@ -289,7 +290,7 @@ fn certified() -> [Keyring; 2] {
         params.subject_alt_names = vec![SanType::URI(id.try_into().expect("ASCII"))];
         let cert = params.signed_by(&key, &root).expect("a certificate").pem();
         let (key, roots) = (key.serialize_pem(), root.pem());
-        // Any day in the life of what is made without times.
+        // Any time within the default validity.
         let day = Arc::new(|| 1_893_456_000);
         let [cert, key, roots] = [&cert, &key, &roots].map(|pem| pem.as_bytes());
         let own = Credentials::from_pem(cert, key, roots, Vec::new(), day);

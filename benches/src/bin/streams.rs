@@ -1,15 +1,14 @@
-//! Messages one way between two network namespaces joined by a veth, as programs of libfabric send
-//! them: the same program in C over the fabric's ports `udp`, `afpacket`, `ip(...)` and `xdp`, over
-//! libfabric's own `tcp`, and through a TCP socket. Bytes or messages a second, and what they take
-//! of the two processors.
+//! One-way messages between two network namespaces joined by a veth, through libfabric: the same C
+//! program over barewire's ports `udp`, `afpacket`, `ip(...)` and `xdp`, over libfabric's own
+//! `tcp`, and through a TCP socket. Bytes or messages a second, and the processor time of both
+//! sides.
 //!
-//! `mtu1500` and `mtu9000` say what the wire carries. A veth passes what TCP sends as one piece of
-//! 64 KiB, however long its frames may be; the cases `whole-...` are of a wire that does not, as no
-//! wire outside of a machine does by itself.
+//! `mtu1500` and `mtu9000` are the MTU of the veth. A veth passes TCP's segments of 64 KiB unsplit
+//! (GSO), whatever its MTU; the cases `whole-...` are of a veth without that, as a physical wire.
 //!
 //! Needs Debian's `libfabric-dev` and `ethtool`, and the provider beside this program (`cargo build
-//! --release -p barewire-provider`, which `cargo xtask bench` does). With `LD_LIBRARY_PATH` of
-//! another libfabric all programs run with that one.
+//! --release -p barewire-provider`, which `cargo xtask bench` runs). With `LD_LIBRARY_PATH` of
+//! another libfabric all programs use that one.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
