@@ -17,10 +17,10 @@ use barewire_benches::end::Made;
 use barewire_benches::{Args, Place, Report, Row, Sample};
 use barewire_tests::nodes::{FABRIC, Nodes, address};
 
-/// The wire of the ports that want one for themselves.
+/// The veth of the ports that need one to themselves.
 const OWN_WIRE: &str = "fab1";
 
-/// What plays, in the order in which it does.
+/// The transports, in order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Player {
     FiTcp,
@@ -33,7 +33,7 @@ enum Player {
 
 use Player::{Afpacket, FiTcp, Ip, Kernel, Udp, Xdp};
 
-/// The first is what the others are set against.
+/// The first one is the reference of the others.
 const PLAYERS: [Player; 6] = [FiTcp, Kernel, Udp, Afpacket, Ip, Xdp];
 
 impl Player {
@@ -48,7 +48,7 @@ impl Player {
         }
     }
 
-    /// The provider that the program asks for, and the port of ours at node `me`.
+    /// The provider that the program requests, and barewire's port at node `me`.
     fn over(self, me: usize) -> (&'static str, Option<String>) {
         match self {
             FiTcp => ("tcp;ofi_rxm", None),
@@ -61,16 +61,17 @@ impl Player {
     }
 }
 
-/// What is sent: the end of a case's name, bytes, in flight, how many.
+/// Loads: suffix of the case's name, message length in bytes, messages in flight, number of
+/// messages.
 const LOADS: [(&str, u64, u64, u64); 3] =
     [("64KiB", 64 << 10, 16, 6_000), ("1MiB", 1 << 20, 16, 400), ("64B", 64, 64, 300_000)];
 
-/// What the wire is like: the beginning of a case's name, its MTU, and whether it passes segments
-/// of TCP and UDP unsplit.
+/// Veths: prefix of the case's name, MTU, and whether it passes segments of TCP and UDP unsplit
+/// (GSO).
 const WIRES: [(&str, usize, bool); 3] =
     [("mtu1500", 1500, true), ("mtu9000", 9000, true), ("whole-mtu1500", 1500, false)];
 
-/// Seconds that one run may take.
+/// Time limit of one run, seconds.
 const PATIENCE: &str = "60";
 
 fn main() {
@@ -79,7 +80,7 @@ fn main() {
     let stream = match Stream::compiled() {
         Ok(stream) => stream,
         Err(why) => {
-            // The first word says to xtask that nothing is wrong with the bench.
+            // xtask recognises a skipped benchmark by the first word.
             println!("SKIPPED: {why}");
             return;
         }

@@ -1,5 +1,5 @@
-//! What a switch costs: frames over a memif from a port of one's own, and through a switch that
-//! owns it. One thread turns all of them, so that nothing idles and processor time is what counts.
+//! Cost of a switch: frames over a memif of the process's own port, and through a switch that owns
+//! the memif. One thread runs all parties, so nothing idles and processor time is measured.
 
 use barewire_benches::count::{instructions, steady};
 use barewire_benches::duo::{Rounds, start};
@@ -12,8 +12,7 @@ use barewire_driver::frame::{ETHERTYPE, RxFrame, TxFrame, address};
 use barewire_driver::open::{SwitchAccess, open, open_switch};
 use barewire_driver::port::{Port, Tx};
 
-/// How a case goes: through a switch or not, towards the wire or from it, and how many frames are
-/// on their way together.
+/// Cases: name, through a switch or not, towards the wire or from it, and frames in flight.
 const CASES: [(&str, bool, bool, usize); 6] = [
     ("own", false, true, 1),
     ("up", true, true, 1),
@@ -23,13 +22,13 @@ const CASES: [(&str, bool, bool, usize); 6] = [
     ("down-32", true, false, 32),
 ];
 
-/// Shortest and longest frame: 64 bytes, and what the memif carries.
+/// Shortest and longest frame, bytes: 64, and the largest of the memif.
 const SHORT: usize = 64;
 const LONG: usize = 9014;
 
-/// Frames that are not counted: rings open, pages are touched.
+/// Frames before the measurement: rings open, pages are touched.
 const WARM_UP: u64 = 5000;
-/// Frames that are timed together.
+/// Frames per timed batch.
 const BATCH: u64 = 3200;
 
 fn main() {
@@ -60,14 +59,14 @@ fn main() {
     }
 }
 
-/// Messages under way from each process, of 64 B and of 64 KiB.
+/// Messages in flight from each process, of 64 B and of 64 KiB.
 const WINDOW: u64 = 64;
 const WINDOW_LONG: u64 = 8;
-/// Round trips of a cache line that half a round trip through a switch may add.
+/// Limit of what a switch adds to half a round trip, in round trips of a cache line.
 const LINES: f64 = 2.5;
 const LONG_MESSAGE: usize = 64 << 10;
 
-/// Messages of processes to a far node, over a NIC of one's own and through a switch, by turns.
+/// Messages of processes to a far node, over a NIC of their own and through a switch, interleaved.
 fn messages(args: &Args, report: &mut Report) -> Made<()> {
     let (rounds, count) = (args.size(25, 2), args.size(20_000, 200));
     let memory = WINDOW_LONG as usize * LONG_MESSAGE;
@@ -79,8 +78,8 @@ fn messages(args: &Args, report: &mut Report) -> Made<()> {
     let short = |node: &mut Node| node.rate(64, WINDOW, count);
     let long = |node: &mut Node| node.rate(LONG_MESSAGE, WINDOW_LONG, count / 100);
     type Measure<'a> = &'a dyn Fn(&mut Node) -> Made<f64>;
-    // The second of `nodes` or the third, against the first and so many round trips of a cache
-    // line, which a switch on a processor of its own adds.
+    // The second or the third of `nodes` against the first plus the given number of round trips of
+    // a cache line, which a switch on its own processor adds.
     let lines = LINES * line_ns()?;
     let cases: [(&str, usize, Measure<'_>, f64, &str, &str); 4] = [
         ("message-64B", 1, &half, lines, "ns of work", "bar 1.1"),
@@ -101,7 +100,7 @@ fn messages(args: &Args, report: &mut Report) -> Made<()> {
     Ok(())
 }
 
-/// Nanoseconds of a cache line's round trip between two processors.
+/// Round trip of a cache line between two processors, nanoseconds.
 fn line_ns() -> Made<f64> {
     let mut first = start(|second| second.serve(&mut (), |()| (), |(), _| Ok(())))?;
     first.line_ns()
@@ -115,7 +114,7 @@ fn run_case(case: &str, count: u64) -> Made<()> {
     steady(|| line.pass(up, SHORT, together, count))
 }
 
-/// Nanoseconds a frame of the cases with many at once, by turns.
+/// Nanoseconds per frame of the cases with many frames in flight, interleaved.
 fn timed(len: usize, samples: u64) -> Made<Vec<Sample>> {
     let mut lines = Vec::new();
     for &(_, switched, up, together) in &CASES[3..] {
@@ -133,7 +132,7 @@ fn timed(len: usize, samples: u64) -> Made<Vec<Sample>> {
     Ok(lines.into_iter().map(|(.., sample)| sample).collect())
 }
 
-/// A station, a memif, and what is between them.
+/// A station, a memif, and the path between them.
 struct Line {
     station: Box<dyn Port>,
     switch: Option<Switch>,
@@ -159,7 +158,7 @@ impl Line {
             false => (None, open(&client).map_err(told)?),
         };
         let mut line = Self { station, switch, far, bytes: Vec::new() };
-        // Until the two sides of the memif have met and the rings are open.
+        // Until the two sides of the memif are connected and the rings are open.
         for _ in 0..10_000 {
             let both = line.pass(true, SHORT, 1, 1).and_then(|()| line.pass(false, SHORT, 1, 1));
             if both.is_ok() {
@@ -170,7 +169,7 @@ impl Line {
         Err("the two sides of the memif do not meet".to_owned())
     }
 
-    /// Passes `count` frames of `len` bytes, so many of them `together`.
+    /// Passes `count` frames of `len` bytes, `together` of them in flight.
     #[inline(never)]
     fn pass(&mut self, up: bool, len: usize, together: usize, count: u64) -> Made<()> {
         let Self { station, switch, far, bytes } = self;

@@ -1,6 +1,6 @@
-//! What a NIC's driver costs: instructions for a frame in and a frame out, counted on any machine
-//! against a model of the device, whose own work is not counted; and frames to and fro between two
-//! NICs, beside DPDK's driver of the same NICs, in a virtual machine that has them.
+//! Cost of a NIC driver: instructions per received and per sent frame, counted on any machine
+//! against a model of the device, whose own work is not counted; and frames between two NICs,
+//! beside DPDK's driver of the same NICs, in a virtual machine that has the NICs.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -19,10 +19,10 @@ use barewire_driver::frame::{RxFrame, TxFrame};
 use barewire_driver::mem::{Arena, Block, Hugepages};
 use barewire_driver::port::{MacAddr, Port, Tx};
 
-/// Buffers of a queue, and bytes of each.
+/// Buffers per queue, and bytes of a buffer.
 const COUNT: u16 = 256;
 const STRIDE: usize = 1536;
-/// Bytes of a frame.
+/// Length of a frame, bytes.
 const LEN: usize = 64;
 
 const OWN: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
@@ -57,13 +57,13 @@ fn main() {
 // In a guest
 // ---------------------------------------------------------------------------------------------
 
-/// The NICs, by the names that `cargo xtask vm` has for them, each in a guest of its own.
+/// The NICs, by their names in `cargo xtask vm`, each in its own guest.
 const KINDS: [&str; 6] = ["virtio", "e1000e", "igb", FUNCTIONS, "e1000", "vmxnet3"];
 
 /// Virtual functions of an `igb` that the kernel drives.
 const FUNCTIONS: &str = "igbvf";
 
-/// Four of them, as the guest's `NIC0` to `NIC3`.
+/// Creates four of them, as the guest's `NIC0` to `NIC3`.
 const MAKE_FUNCTIONS: &str = "set -e\n\
     ip link set $(ls /sys/bus/pci/devices/$NIC0/net) up\n\
     cd /sys/bus/pci/devices/$NIC0\n\
@@ -73,15 +73,15 @@ const MAKE_FUNCTIONS: &str = "set -e\n\
     cd /data\n\
     hugepage-setup.sh --2m 64 --bind $NIC0 $NIC1 $NIC2 $NIC3\n";
 
-/// What is done with them, and what a value is.
+/// The cases in the guest, with their units.
 const GUEST_CASES: [(&str, &str); 2] =
     [("rtt", "one frame to and fro"), ("rate", "32 frames to and fro")];
 
-/// Frames to and fro with our drivers and with DPDK's.
+/// Frames between two NICs with barewire's drivers and with DPDK's.
 fn beside_dpdk(args: &Args, report: &mut Report) {
     for kind in KINDS {
-        // The smallest size shows that the bench runs, and the kernel of a card with functions
-        // takes long to boot: the others have shown it.
+        // The smallest size only shows that the benchmark runs. The kernel of a card with functions
+        // boots slowly, and the other guests have shown it.
         let is_shown = args.quick && kind == FUNCTIONS;
         let names = GUEST_CASES.map(|(case, _)| format!("{kind}-{case}/dpdk"));
         if is_shown || !names.iter().any(|name| args.wants(name)) {
@@ -98,7 +98,7 @@ fn beside_dpdk(args: &Args, report: &mut Report) {
     }
 }
 
-/// The row of a case, of the lines of its guest that begin with `start`.
+/// The row of a case, from its guest's output lines that begin with `start`.
 fn row(start: &str, what: &str, name: &str, said: &str) -> Option<Row> {
     let (mut rounds, mut sample) = (Rounds::default(), Sample::default());
     for line in said.lines().filter_map(|line| line.strip_prefix(start)) {
@@ -121,7 +121,7 @@ fn row(start: &str, what: &str, name: &str, said: &str) -> Option<Row> {
     )
 }
 
-/// Boots a guest with four NICs of a kind and says what was measured in it.
+/// Boots a guest with four NICs of a kind and returns its output.
 fn in_guest(kind: &str, args: &Args) -> Made<String> {
     let program = std::env::current_exe().map_err(|why| format!("own path: {why}"))?;
     let program = program.with_file_name("vfio-guest");
@@ -130,7 +130,7 @@ fn in_guest(kind: &str, args: &Args) -> Made<String> {
                     cargo xtask bench vfio"
             .to_owned());
     }
-    // DPDK's driver of a vmxnet3 takes no shorter ring. 256 is what ours has by itself.
+    // DPDK's driver of a vmxnet3 requires this ring length at least. 256 is barewire's default.
     let ring = if kind == "vmxnet3" { 512 } else { 256 };
     let (rounds, trips) = (args.size(41, 2), args.size(200, 20));
     let measure = format!("vfio-guest {rounds} {trips} {ring}");
@@ -142,8 +142,8 @@ fn in_guest(kind: &str, args: &Args) -> Made<String> {
         command.args(["--module", "igb", "--", &format!("{MAKE_FUNCTIONS}{measure}")]);
     } else {
         if kind == "vmxnet3" {
-            // QEMU looks up address 0, at which DPDK's driver has its list of no groups. Whether
-            // ours goes astray is what the test `vfio` looks for.
+            // QEMU reads address 0, the address of the empty group list in DPDK's driver. The test
+            // `vfio` checks barewire's driver for faults.
             command.arg("--allow-faults");
         }
         command.args(["--nic", kind, "--pair", kind, "--", &measure]);
@@ -171,7 +171,7 @@ fn in_guest(kind: &str, args: &Args) -> Made<String> {
 fn run_case(case: &str, count: u64) -> Made<()> {
     let burst = if case.ends_with("alone") { 1 } else { 32 };
     let mut bench = Bench::new()?;
-    // What is counted goes through `steady`; rings and caches have been round once by then.
+    // The counted part runs in `steady`; rings and caches have wrapped once by then.
     bench.rounds(u64::from(COUNT) * 3 / burst as u64, burst, false, false);
     let (rx, tx) = (!case.ends_with("-tx"), !case.ends_with("-rx"));
     bench.rounds(count / burst as u64, burst, rx, tx);
@@ -215,8 +215,8 @@ impl Bench {
         };
         let (rx, tx) = (memory(0)?, memory(1)?);
         let mut iommu = Iommu::default();
-        // SAFETY: both blocks are kept beside what uses them, are zero, page aligned, as long as
-        // was asked for, and reached by the driver and its model alone. So is the doorbell.
+        // SAFETY: both blocks live as long as their users, are zeroed, page aligned, of the
+        // requested length, and accessed by the driver and its model only. So is the doorbell.
         let (queues_of_driver, devices) = unsafe {
             iommu.map(rx.buffers_iova, rx.buffers, buffers_len, true);
             iommu.map(tx.buffers_iova, tx.buffers, buffers_len, false);
@@ -235,7 +235,7 @@ impl Bench {
         Ok(Self { port, rx, tx, iommu, frame, _memory: memory, _doorbell: doorbell })
     }
 
-    /// `count` times: `burst` frames in, `burst` frames out.
+    /// Receives and sends `burst` frames, `count` times.
     fn rounds(&mut self, count: u64, burst: usize, count_rx: bool, count_tx: bool) {
         for _ in 0..count {
             self.deliver(burst);
@@ -270,7 +270,7 @@ impl Bench {
         assert_eq!(self.port.flush(), Ok(()));
     }
 
-    /// The device's side of a receive.
+    /// The device's part of a receive.
     fn deliver(&mut self, burst: usize) {
         let mut frame = self.frame;
         frame[..6].copy_from_slice(&OWN.0);
@@ -282,7 +282,7 @@ impl Bench {
         }
     }
 
-    /// The device's side of a send.
+    /// The device's part of a transmit.
     fn complete(&mut self, burst: usize) {
         let mut frame = [0; LEN];
         for _ in 0..burst {

@@ -1,13 +1,14 @@
-//! Half a round trip of 64 bytes between two network namespaces joined by a veth: the fabric's
-//! ports `afpacket` and `udp` against raw sockets on the same wire, the kernel's UDP and TCP, and
+//! Half round trip of 64 bytes between two network namespaces joined by a veth: the fabric's ports
+//! `afpacket` and `udp` against raw sockets on the same wire, the kernel's UDP and TCP, and
 //! libfabric's `fi_pingpong` over its tcp and udp providers. The port `xdp`, which changes how a
-//! veth works, plays on two more, with the fabric on it and without; `ip(...)` around `afpacket`,
-//! and `afpacket` without it, on one each, where no other socket hears their frames.
+//! veth works, uses two more veths, with and without the fabric; `ip(...)` around `afpacket`, and
+//! plain `afpacket`, use one each, where no other socket receives their frames.
 //!
-//! All of them play by turns, on the same two processors, spinning; every round measures the round
-//! trip of a cache line before and after. Only rounds that begin and end in the state in which most
-//! do are compared, which the figures call alike; unlike if there is none. Run it with real-time
-//! priority on a machine that does other things: `chrt -r 50 target/release/wires`.
+//! All transports are measured in interleaved rounds, on the same two processors, with busy
+//! polling; every round measures the round trip of a cache line before and after. Only rounds that
+//! begin and end in the most common state are compared (*alike* in the output; *unlike* if there is
+//! none). On a machine with other load run it with real-time priority: `chrt -r 50
+//! target/release/wires`.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -23,7 +24,7 @@ use barewire_driver::backend::udp::mac_of;
 use barewire_driver::port::Station;
 use barewire_tests::nodes::{FABRIC, Nodes, address};
 
-/// What plays, in the order in which it does; the second process knows them by their number.
+/// The transports, in order; the second process identifies them by number.
 const AFPACKET: usize = 0;
 const SOCKET: usize = 1;
 const RING: usize = 2;
@@ -35,7 +36,7 @@ const XDP_PORT: usize = 7;
 const IP: usize = 8;
 const ALONE: usize = 9;
 const OURS: usize = 10;
-/// Programs of libfabric, after those of ours.
+/// Programs of libfabric, after this benchmark's own transports.
 const FI_TCP: usize = 10;
 const FI_RXD: usize = 11;
 const PLAYERS: usize = 12;
@@ -55,7 +56,7 @@ const NAMES: [&str; PLAYERS] = [
     "fi-rxd-64B",
 ];
 
-/// Case, what is measured and what it is set against.
+/// Case, transport, and reference.
 const CASES: [(&str, usize, usize); 11] = [
     ("afpacket-64B/raw", AFPACKET, SOCKET),
     ("afpacket-64B/raw-ring", AFPACKET, RING),
@@ -75,27 +76,28 @@ const PROGRAMS: [Pingpong; 2] = [
     Pingpong { provider: "udp;ofi_rxd", control: 47_800 },
 ];
 
-/// Round trips that are timed together.
+/// Round trips per timed chunk.
 const CHUNK: u64 = 50;
 
-/// Where the port `udp` is at both ends.
+/// UDP port of the port `udp` at both ends.
 const UDP_PORT: u16 = 50_000;
 
 /// Interfaces of the fabric on `xdp`, and of the port alone.
 const XDP_WIRES: [&str; 2] = ["fab1", "fab2"];
 
-/// Interfaces of `ip(...)` around `afpacket`, whose addresses no kernel has, and of `afpacket`.
+/// Interface of `ip(...)` around `afpacket`, whose addresses the kernel does not have, and of plain
+/// `afpacket`.
 const OWN_WIRES: [&str; 2] = ["fab3", "fab4"];
 
-/// By what factor the cache line of a round may differ from what it usually is: less than what it
-/// takes more to cross the machine than to go to and fro in one place.
+/// Largest factor between the cache line's round trip in a round and the usual one: less than the
+/// difference between processors that share a cache and those that do not.
 const ALIKE: f64 = 1.5;
 
 fn main() {
     let args = Args::read();
     let mut report = Report::new("wires", &args);
     if let Err(why) = measure(&args, &mut report) {
-        // The first word says to xtask that nothing is wrong with the bench.
+        // xtask recognises a skipped benchmark by the first word.
         println!("SKIPPED: {why}");
     }
 }
@@ -113,7 +115,7 @@ fn measure(args: &Args, report: &mut Report) -> Made<()> {
     Ok(())
 }
 
-/// Whether somebody asked for a player, or for a case in which it plays.
+/// Whether a transport, or a case with it, was requested.
 fn wanted(args: &Args, who: usize) -> bool {
     let plays =
         |case: &&(&str, usize, usize)| args.wants(case.0) && [case.1, case.2].contains(&who);
@@ -124,13 +126,13 @@ fn at(node: usize, port: u16) -> Made<SocketAddr> {
     format!("{}:{port}", address(node)).parse().map_err(|e| format!("{e}"))
 }
 
-/// The ends of node `me`, which has entered its namespace. `meet` exchanges addresses.
+/// The ends of node `me`, whose namespace was entered. `meet` exchanges stations.
 fn open(me: usize, mut meet: impl FnMut(Station) -> Station) -> Made<Vec<Box<dyn Wire>>> {
     let mut afpacket = Fabric::open(&format!("afpacket:{FABRIC}"))?;
     let station = meet(afpacket.0.addr().station);
     afpacket.0.connect(EpAddr { station, incarnation: 0, ..afpacket.0.addr() });
     let mut udp = Fabric::open(&format!("udp:{FABRIC}:{UDP_PORT}"))?;
-    // Where it is says what its address is.
+    // The address follows from the node's number.
     let place = format!("{}:{UDP_PORT}", address(1 - me)).parse().map_err(|e| format!("{e}"))?;
     let station = mac_of(place).ok_or("a place without an address")?;
     udp.0.connect(EpAddr { station: station.into(), incarnation: 0, ..udp.0.addr() });
@@ -160,7 +162,8 @@ fn open(me: usize, mut meet: impl FnMut(Station) -> Station) -> Made<Vec<Box<dyn
     ])
 }
 
-/// The port `xdp` under the fabric, and alone, if both nodes may have it: it takes the same rights.
+/// The port `xdp` under the fabric, and alone, if both nodes may open it: both need the same
+/// rights.
 fn xdp(mut meet: impl FnMut(Station) -> Station) -> Made<[Box<dyn Wire>; 2]> {
     let [spec, alone] = XDP_WIRES.map(|name| format!("xdp:{name}"));
     if let Err(why) = barewire_driver::open::check(&spec) {
@@ -184,7 +187,7 @@ fn serve(second: &Second, nodes: &Nodes) -> Made<()> {
     )
 }
 
-/// One round: half round trips of each player (0 if it did not play) and the cache line's round
+/// One round: half round trip of each transport (0 if not measured), and the cache line's round
 /// trip before and after.
 struct Round {
     ns: [f64; PLAYERS],
@@ -194,7 +197,7 @@ struct Round {
 struct Rounds {
     rounds: Vec<Round>,
     singles: Vec<Sample>,
-    /// Why a program did not play.
+    /// Why a libfabric program was not measured.
     missing: [Option<String>; 2],
 }
 
@@ -238,7 +241,7 @@ impl Rounds {
         Ok(all)
     }
 
-    /// Lets the programs of libfabric play, unless one of them cannot.
+    /// Runs the libfabric programs that are available.
     fn programs(
         &mut self,
         args: &Args,
@@ -267,8 +270,8 @@ impl Rounds {
         Ok(())
     }
 
-    /// The rounds that begin and end in the state in which the two processors mostly are, and how
-    /// they are called: all, if the state changed in each of them.
+    /// The rounds that begin and end in the most common state of the two processors, and their
+    /// label; all rounds, if the state changed in each of them.
     fn comparable(&self) -> (Vec<&Round>, &'static str) {
         let usual = median(self.rounds.iter().flat_map(|r| r.line));
         let is_alike = |ns: &f64| *ns < usual * ALIKE && usual < *ns * ALIKE;
