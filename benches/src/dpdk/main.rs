@@ -1,6 +1,6 @@
-//! Messages over devices of DPDK against DPDK with nothing around it, on the same two processors,
-//! in the same rounds, by turns: memif between two processes, by our own port and by DPDK's driver,
-//! a pair of rings between two threads, and what a packet costs on a device that does nothing.
+//! Messages over DPDK devices against plain DPDK, on the same two processors, in the same
+//! interleaved rounds: memif between two processes, by barewire's own port and by DPDK's driver; a
+//! pair of rings between two threads; and the cost of a packet on a null device.
 
 mod raw;
 
@@ -24,14 +24,14 @@ const WINDOW: u64 = 64;
 const LARGE_WINDOW: u64 = 16;
 const MEMORY: usize = LARGE * LARGE_WINDOW as usize;
 
-/// A raw frame with the bytes of one message behind an Ethernet header.
+/// Length of a raw frame with the bytes of one message behind an Ethernet header.
 const RAW_LEN: usize = 14 + LEN;
 const RAW_LARGE: usize = 9000;
 
-/// Round trips that are timed together.
+/// Round trips per timed chunk.
 const CHUNK: u64 = 50;
 
-/// What the second process does.
+/// Commands of the second process.
 const ECHO: u64 = 0;
 const SINK: u64 = 1;
 const SINK_LARGE: u64 = 2;
@@ -42,7 +42,7 @@ const RAW_SINK_COPY: u64 = 6;
 const ECHO_LOSSLESS: u64 = 7;
 const SINK_LONG: u64 = 8;
 const SINK_APART: u64 = 9;
-/// Added to those that are not raw: over DPDK's driver.
+/// Added to the commands other than raw ones: over DPDK's driver.
 const BY_DPDK: u64 = 16;
 
 fn main() {
@@ -80,13 +80,13 @@ fn main() {
 const SERVER: &str = "server";
 const CLIENT: &str = "client";
 
-/// Cases over our own port, and over DPDK's driver.
+/// Cases over barewire's own port, and over DPDK's driver.
 const LATENCY: [&str; 2] = ["memif-64B/raw", "dpdk-memif-64B/raw"];
 const LATENCY_LOSSLESS: [&str; 2] = ["memif-64B-lossless/raw", "dpdk-memif-64B-lossless/raw"];
 const RATE: [&str; 2] = ["memif-rate/raw", "dpdk-memif-rate/raw"];
-/// All messages from one buffer and into one, as the field's bandwidth tests have it and as the raw
-/// loop sends the same packet buffers over and over; "long" in the longest frames that pay, "apart"
-/// from and into a buffer for each message of the window.
+/// All messages from one buffer and into one, as common bandwidth tests have it and as the raw loop
+/// sends the same packet buffers again and again; "long" in the longest worthwhile frames, "apart"
+/// from and into one buffer per message of the window.
 const GOODPUT: [&str; 5] = [
     "memif-64KiB/raw",
     "dpdk-memif-64KiB/raw",
@@ -102,17 +102,18 @@ const GOODPUT_COPIED: [&str; 5] = [
     "memif-64KiB-apart/raw-copied",
 ];
 
-/// Ends on four memifs, by one port of ours.
+/// Endpoints on four memifs, all by the same port type.
 struct Ends {
     small: RawEnd,
-    /// As the first, and keeps nothing.
+    /// As `small`, on a lossless memif.
     lossless: RawEnd,
     large: RawEnd,
     long: RawEnd,
 }
 
 impl Ends {
-    /// Opens them as `open` says of a number and options, at addresses from `first` on.
+    /// Opens the endpoints on the ports that `open` specifies by number and options, at addresses
+    /// from `first` on.
     fn open(role: &str, first: u64, open: impl Fn(u64, &str) -> String) -> Made<Self> {
         let other = if role == SERVER { CLIENT } else { SERVER };
         let end = |i: u64, options: &str| -> Made<RawEnd> {
@@ -127,9 +128,9 @@ impl Ends {
     }
 }
 
-/// One side of four memifs by either port of ours, and of two raw ones.
+/// One side of four memifs by either port type, and of two raw ones.
 struct Side {
-    /// Without DPDK, and by its driver.
+    /// barewire's own port, and DPDK's driver.
     by: [Ends; 2],
     raw: RawPort,
     raw_large: RawPort,
@@ -149,7 +150,7 @@ impl Side {
         Ok(Self { by: [ours, theirs], raw, raw_large, bytes: vec![0x5a; 1 << 20] })
     }
 
-    /// Waits until the two processes see each other.
+    /// Waits until the two processes are connected.
     fn connected(&mut self) -> Made<()> {
         let begun = std::time::Instant::now();
         while !self.raw.is_up() || !self.raw_large.is_up() {
@@ -161,7 +162,7 @@ impl Side {
         Ok(())
     }
 
-    /// Turns both loops, for what is still underway.
+    /// Turns both progress engines, for frames still in flight.
     fn idle(&mut self) {
         for Ends { small, lossless, large, long } in &mut self.by {
             for end in [small, lossless, large, long] {
@@ -175,7 +176,8 @@ fn memif(args: &Args, report: &mut Report) -> Made<()> {
     let parent = std::process::id();
     let mut first = start(|second| serve(second, parent))?;
     let mut side = Side::open(SERVER, parent)?;
-    // The raw clients do not wait for a server: the other process opens them when it hears of us.
+    // The raw clients do not wait for a server: the other process opens them when it receives this
+    // address.
     first.meet(address(SERVER, 0));
     side.connected()?;
     let rounds = args.size(21, 2);
@@ -192,7 +194,7 @@ fn memif(args: &Args, report: &mut Report) -> Made<()> {
     Ok(())
 }
 
-/// The address of the port `i` of a side.
+/// The station of port `i` of a side.
 fn address(role: &str, i: u64) -> Station {
     MacAddr::from_u64(0x0200_0000_0000 + 2 * i + u64::from(role == CLIENT)).into()
 }
@@ -234,7 +236,7 @@ fn memif_latency(
     Ok(())
 }
 
-/// The row with what it is set against.
+/// The row with its reference.
 fn told(row: Row, pairs: &Rounds, reference: &str, rounds: u64) -> Row {
     let (low, high) = pairs.ratio_range();
     row.against(reference, pairs.reference(), pairs.ratio())
@@ -288,7 +290,7 @@ fn memif_goodput(
 ) -> Made<()> {
     let payload = RAW_LARGE - 22;
     let frames = count * LARGE as u64 / payload as u64;
-    // Each of ours against raw frames that nobody copies and against those copied.
+    // Each of barewire's against raw frames without a copy and against copied ones.
     let mut pairs = std::array::from_fn::<_, 10, _>(|_| Rounds::default());
     let before = first.line_ns()?;
     for round in 0..=rounds {
@@ -327,7 +329,7 @@ fn memif_goodput(
     Ok(())
 }
 
-/// Nanoseconds for each of `count`.
+/// Nanoseconds for each of `count` operations.
 fn timed(count: u64, work: impl FnOnce() -> Made<()>) -> Made<f64> {
     let begun = now_ns();
     work()?;
@@ -362,7 +364,7 @@ fn serve(second: &Second, parent: u32) -> Made<()> {
 // Messages
 // ---------------------------------------------------------------------------------------------
 
-/// Half round trips, nanoseconds, the mean of every `chunk` of them.
+/// Half round trips in nanoseconds, the mean of every `chunk` of them.
 fn ping_pong(end: &mut RawEnd, count: u64, chunk: u64) -> Vec<f64> {
     let mut chunks = Vec::with_capacity((count / chunk) as usize);
     let mut sends = 0;
@@ -382,7 +384,7 @@ fn ping_pong(end: &mut RawEnd, count: u64, chunk: u64) -> Vec<f64> {
     chunks
 }
 
-/// Sends a message and waits for one, in this order or the other.
+/// Sends a message and waits for one, in either order.
 #[inline(always)]
 fn one_way(end: &mut RawEnd, sends: &mut u64, again: bool, begins: bool) {
     let send = |end: &mut RawEnd, sends: &mut u64| {
@@ -419,8 +421,8 @@ fn echo(end: &mut RawEnd, count: u64) {
     }
 }
 
-/// Sends `count` messages, `window` at a time, out of so many buffers; with `more`, all but every
-/// sixteenth say that another follows.
+/// Sends `count` messages, `window` in flight, from `bufs` buffers; with `more`, all but every
+/// sixteenth have `FI_MORE`.
 fn stream(end: &mut RawEnd, len: usize, (window, bufs): (u64, u64), count: u64, more: bool) {
     let (mut posted, mut done) = (0, 0);
     while done < count {
@@ -452,7 +454,7 @@ fn sink(end: &mut RawEnd, len: usize, (window, bufs): (u64, u64), count: u64) {
 // A pair of rings
 // ---------------------------------------------------------------------------------------------
 
-/// What the other thread does next.
+/// Commands of the other thread.
 const WAIT: u64 = 0;
 const OURS: u64 = 1;
 const RAW: u64 = 2;
@@ -460,15 +462,15 @@ const RAW_COPIED: u64 = 3;
 const LINE: u64 = 4;
 const END: u64 = 5;
 
-/// What ours is set against: a raw loop that sends each packet buffer back as it came, which nobody
-/// who reads a message and answers it can, and one that copies the bytes out, and those of the
-/// answer in.
+/// The references: a raw loop that returns each packet buffer unchanged, which no application that
+/// reads and answers messages can do; and one that copies the bytes out of the packet and the
+/// answer's bytes in.
 const RINGS: [(&str, &str); 2] = [
     ("ring-64B/raw", "raw net_ring half trip"),
     ("ring-64B/raw-copied", "the same, copied in and out"),
 ];
 
-/// The other thread: does what `turn` says until it says that this is all.
+/// The other thread: executes the commands in `turn` until the last one.
 fn answer(turn: &AtomicU64, count: u64, (far, raw, line): (&mut RawEnd, &mut RawPort, &Bounced)) {
     loop {
         match turn.load(Acquire) {
@@ -561,8 +563,8 @@ fn ring(args: &Args, report: &mut Report) -> Made<()> {
 // A device that does nothing
 // ---------------------------------------------------------------------------------------------
 
-/// Instructions that a frame costs in our port above what it costs in a loop with nothing but
-/// DPDK, sent and received one by one and in bursts.
+/// Instructions per frame of barewire's port above those of a plain DPDK loop, sent and received
+/// one by one and in bursts.
 fn null_instructions(args: &Args, report: &mut Report) {
     let (few, many) = (args.size(2000, 100), args.size(22_000, 200));
     for burst in [1, 32] {
@@ -583,11 +585,10 @@ fn null_instructions(args: &Args, report: &mut Report) {
     }
 }
 
-/// Media of which one end may answer the other at once, since they lose nothing, and the segment
-/// that they are set against.
+/// Lossless media, on which an endpoint may answer at once, and the segment as their reference.
 const MEDIA: [&str; 4] = ["shm", "own-lossless", "ring", "memif-lossless"];
 
-/// What is counted over each.
+/// The measurements over each medium.
 const OVER_MEDIA: [&str; 9] = [
     "round",
     "round-safe",
@@ -600,7 +601,7 @@ const OVER_MEDIA: [&str; 9] = [
     "read-1KiB",
 ];
 
-/// Instructions of both sides together for what goes from memory to memory, over each medium.
+/// Instructions of both sides together for each measurement over each medium.
 fn memory_instructions(args: &Args, report: &mut Report) {
     let (few, many) = (args.size(2000, 100), args.size(12_000, 200));
     for what in OVER_MEDIA {
@@ -624,8 +625,8 @@ fn memory_instructions(args: &Args, report: &mut Report) {
     }
 }
 
-/// The ports of a medium that leads from this process to itself, without hugepages: a segment, a
-/// pair of rings, or a memif, with loss or without, by our own port or by DPDK's driver.
+/// The ports of a medium between two endpoints of this process, without hugepages: a segment, a
+/// pair of rings, or a memif, lossy or lossless, by barewire's own port or by DPDK's driver.
 fn ports_of(medium: &str) -> [String; 2] {
     let id = std::process::id();
     match medium {
@@ -645,7 +646,7 @@ fn ports_of(medium: &str) -> [String; 2] {
     }
 }
 
-/// Messages to and fro, each answered when it has come.
+/// Sends messages to and fro, each answered after it has arrived.
 #[inline(never)]
 fn round_trips<E: End>(pair: &mut [E; 2], count: u64) {
     for _ in 0..count {
@@ -654,7 +655,7 @@ fn round_trips<E: End>(pair: &mut [E; 2], count: u64) {
             while !pair[from].send(LEN, LEN, false) {
                 pair[from].poll();
             }
-            // The sender's turn comes only before the session is open.
+            // The sender needs a turn only before the session is open.
             while pair[1 - from].poll().received == 0 {
                 pair[from].poll();
             }
@@ -662,7 +663,7 @@ fn round_trips<E: End>(pair: &mut [E; 2], count: u64) {
     }
 }
 
-/// Messages one way, sixteen at a time, of which all but the last say that more follow.
+/// Sends messages one way, sixteen at a time, of which all but the last have `FI_MORE`.
 #[inline(never)]
 fn sixteens(pair: &mut [RawEnd; 2], count: u64) {
     let [a, b] = pair;
@@ -679,7 +680,7 @@ fn sixteens(pair: &mut [RawEnd; 2], count: u64) {
     }
 }
 
-/// Runs what is counted over two ports, `count` times.
+/// Runs measurement `what` over two ports, `count` times.
 fn run_over([a, b]: [String; 2], what: &str, count: u64) -> Made<()> {
     let raw = |spec: &str| RawEnd::open(spec, 64 * LEN);
     let safe = |spec: &str| SafeEnd::open(spec, 8, LEN);
@@ -700,14 +701,14 @@ fn run_over([a, b]: [String; 2], what: &str, count: u64) -> Made<()> {
     Ok(())
 }
 
-/// Runs what is counted, `count` times.
+/// Runs the counted `case`, `count` times.
 fn run_steady(case: &str, count: u64) -> Made<()> {
     if let Some((medium, what)) = case.split_once('/') {
         return run_over(ports_of(medium), what, count);
     }
     let (what, burst) = case.split_once('-').ok_or("no burst")?;
     let burst: usize = burst.parse().map_err(|e| format!("{burst}: {e}"))?;
-    // Without hugepages: valgrind knows nothing of them.
+    // Without hugepages, which valgrind does not support.
     let mut port = barewire_driver::open::open("dpdk(huge=no):net_null0,size=78")
         .map_err(|e| e.to_string())?;
     if what == "raw" {

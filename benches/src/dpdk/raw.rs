@@ -1,5 +1,5 @@
-//! DPDK with nothing around it: what our ports are set against. EAL has been started, by a port of
-//! ours in the same process or by the bench.
+//! Plain DPDK: the reference of barewire's ports. EAL was initialized by a port in the same process
+//! or by the benchmark.
 
 use std::ffi::CString;
 use std::mem::MaybeUninit;
@@ -9,16 +9,16 @@ use barewire_benches::end::Made;
 use barewire_dpdk_sys as sys;
 use barewire_driver::clock::now_ns;
 
-/// Frames that are sent and received at once.
+/// Frames per burst.
 pub(crate) const BURST: usize = 32;
 
 /// Descriptors of each queue.
 const RING: u16 = 512;
 
-/// The longest frame whose bytes are copied by [`RawPort::echo_copied`].
+/// The longest frame that [`RawPort::echo_copied`] copies, bytes.
 const COPIED_MAX: usize = 256;
 
-/// A port of DPDK with one queue each way.
+/// A DPDK port with one queue in each direction.
 pub(crate) struct RawPort {
     pub(crate) port: u16,
     pool: *mut sys::rte_mempool,
@@ -26,7 +26,7 @@ pub(crate) struct RawPort {
 }
 
 impl RawPort {
-    /// Brings up the device `name`, with packet buffers for frames of `frame_max` bytes.
+    /// Starts the device `name`, with packet buffers for frames of `frame_max` bytes.
     pub(crate) fn open(name: &str, args: &str, frame_max: usize) -> Made<Self> {
         let c = |text: &str| CString::new(text).map_err(|e| e.to_string());
         let device = c(&format!("{name},{args}"))?;
@@ -37,8 +37,7 @@ impl RawPort {
         Self::probed(name, RING, frame_max)
     }
 
-    /// Brings up the device `name`, which DPDK knows already, with `ring` descriptors in each
-    /// queue.
+    /// Starts the device `name`, which DPDK has probed, with `ring` descriptors per queue.
     pub(crate) fn probed(name: &str, ring: u16, frame_max: usize) -> Made<Self> {
         let named = CString::new(name).map_err(|e| e.to_string())?;
         let mut port = 0;
@@ -49,7 +48,7 @@ impl RawPort {
         Self::over(port, name, ring, frame_max)
     }
 
-    /// Brings up two ports that are joined by rings.
+    /// Starts two ports that are joined by rings.
     pub(crate) fn ring_pair(frame_max: usize) -> Made<[Self; 2]> {
         let c = |text: &str| CString::new(text).map_err(|e| e.to_string());
         let mut rings = [null_mut(); 2];
@@ -94,7 +93,7 @@ impl RawPort {
         Ok(Self { port, pool, rx: [null_mut(); BURST] })
     }
 
-    /// Whether the other side is there.
+    /// Whether the link is up.
     pub(crate) fn is_up(&self) -> bool {
         let mut link = MaybeUninit::<sys::rte_eth_link>::zeroed();
         // SAFETY: fills a struct that is ours; zeros are one.
@@ -104,7 +103,7 @@ impl RawPort {
         }
     }
 
-    /// Receives what is there and calls `each` with every packet, which it then owns.
+    /// Receives a burst and calls `each` with every packet, which `each` then owns.
     #[inline(always)]
     pub(crate) fn receive(&mut self, mut each: impl FnMut(&mut Self, *mut sys::rte_mbuf)) -> usize {
         // SAFETY: a started port that this thread alone uses; `rx` has room.
@@ -115,7 +114,7 @@ impl RawPort {
         usize::from(count)
     }
 
-    /// Sends what `mbufs` holds, however long it takes.
+    /// Sends all of `mbufs`, and retries until the device has accepted them.
     #[inline(always)]
     pub(crate) fn send(&mut self, mbufs: &mut [*mut sys::rte_mbuf]) {
         let mut sent = 0;
@@ -128,7 +127,7 @@ impl RawPort {
         }
     }
 
-    /// A packet of `len` bytes that says its number.
+    /// Writes a packet of `len` bytes with a number.
     #[inline(always)]
     fn fill(mbuf: *mut sys::rte_mbuf, len: usize, number: u64) {
         // SAFETY: a fresh packet buffer of ours, with room for the longest frame here.
@@ -139,7 +138,7 @@ impl RawPort {
         }
     }
 
-    /// Fresh packet buffers.
+    /// Allocates packet buffers.
     #[inline(always)]
     pub(crate) fn alloc(&mut self, mbufs: &mut [*mut sys::rte_mbuf]) {
         // SAFETY: a pool of ours and room for as many.
@@ -152,10 +151,10 @@ impl RawPort {
         }
     }
 
-    /// `count` round trips of a frame of `len` bytes: half of each, nanoseconds, the mean of every
-    /// `chunk` of them. The other side is in [`echo`](Self::echo), or in
-    /// [`echo_copied`](Self::echo_copied) if `COPIED`: then its bytes are copied in and out here
-    /// as well.
+    /// `count` round trips of a frame of `len` bytes: half round trips in nanoseconds, the mean of
+    /// every `chunk` of them. The other side runs [`echo`](Self::echo), or
+    /// [`echo_copied`](Self::echo_copied) if `COPIED`: then the bytes are copied in and out here as
+    /// well.
     pub(crate) fn ping_pong<const COPIED: bool>(
         &mut self,
         len: usize,
@@ -195,7 +194,7 @@ impl RawPort {
         chunks
     }
 
-    /// Sends `count` frames back as they are.
+    /// Returns `count` frames unchanged.
     pub(crate) fn echo(&mut self, count: u64) {
         let mut left = count;
         while left > 0 {
@@ -203,8 +202,8 @@ impl RawPort {
         }
     }
 
-    /// Answers `count` frames, each with another one of the same bytes, as whoever reads a message
-    /// and answers it has to: they are copied out, and copied in.
+    /// Answers `count` frames, each with another frame of the same bytes, as an application that
+    /// reads and answers messages must: the bytes are copied out and in.
     pub(crate) fn echo_copied(&mut self, count: u64) {
         let mut bytes = [0; COPIED_MAX];
         let mut left = count;
@@ -233,7 +232,7 @@ impl RawPort {
         }
     }
 
-    /// Copies a short frame that was received to `bytes`, and says how long it is.
+    /// Copies a short received frame to `bytes`, and returns its length.
     #[inline(always)]
     fn get(mbuf: *mut sys::rte_mbuf, bytes: &mut [u8; COPIED_MAX]) -> usize {
         // SAFETY: a received packet of ours, of so many bytes or more.
@@ -244,8 +243,7 @@ impl RawPort {
         }
     }
 
-    /// Sends `count` frames of `len` bytes, in bursts; with `from`, their bytes are copied from
-    /// there.
+    /// Sends `count` frames of `len` bytes, in bursts; with `from`, their bytes are copied from it.
     pub(crate) fn stream(&mut self, len: usize, count: u64, from: Option<&[u8]>) {
         let mut mbufs = [null_mut(); BURST];
         let mut number = 0;
@@ -269,8 +267,8 @@ impl RawPort {
         }
     }
 
-    /// Receives `count` frames, touching the start of each; with `to`, their bytes are copied
-    /// there.
+    /// Receives `count` frames, and reads the start of each; with `to`, their bytes are copied to
+    /// it.
     pub(crate) fn sink(&mut self, count: u64, mut to: Option<&mut [u8]>) {
         let (mut left, mut last) = (count, 0);
         while left > 0 {
@@ -296,7 +294,7 @@ impl RawPort {
         assert_eq!(last, count, "a frame was lost or came out of order");
     }
 
-    /// One turn of a loop that sends and receives `count` frames of `len` bytes on one device.
+    /// Sends and receives `count` frames of `len` bytes on one device, once.
     pub(crate) fn turn(&mut self, len: usize, count: usize) {
         let mut mbufs = [null_mut(); BURST];
         self.alloc(&mut mbufs[..count]);
@@ -315,7 +313,7 @@ impl RawPort {
 // SAFETY: a port and a pool of DPDK belong to no thread; one at a time uses them.
 unsafe impl Send for RawPort {}
 
-/// Where the frame of a packet begins.
+/// Start of a packet's data.
 ///
 /// # Safety
 /// The packet is the caller's.

@@ -1,12 +1,12 @@
-//! What the bench `vfio` runs in its virtual machine: frames to and fro between two NICs, both
-//! driven by ours, and between two of the same kind, both driven by DPDK's, by turns.
+//! The program of the benchmark `vfio` in its virtual machine: frames between two NICs with
+//! barewire's driver, and between two of the same kind with DPDK's, interleaved.
 //!
-//! One thread has both ends, since the emulated NICs need the other processor of the host. Both
-//! drivers do the same: the sender copies each frame from memory of its own to where it goes, the
-//! receiver reads a number in each, and polls without a pause.
+//! One thread runs both ends, since the emulated NICs need the host's other processor. Both drivers
+//! do the same work: the sender copies each frame from memory of its own, the receiver reads a
+//! number in each frame, and both poll without a pause.
 //!
-//! `vfio-guest ROUNDS TRIPS RING`: of the four NICs `NIC0` to `NIC3` in the environment ours has
-//! the first two. Prints a line `@@ CASE OURS DPDK`, in frames a second, for every round.
+//! `vfio-guest ROUNDS TRIPS RING`: of the four NICs `NIC0` to `NIC3` in the environment barewire
+//! drives the first two. Prints a line `@@ CASE OURS DPDK`, in frames a second, for every round.
 
 #[path = "../dpdk/raw.rs"]
 #[allow(dead_code, reason = "the bench dpdk uses more of it")]
@@ -25,16 +25,16 @@ use barewire_driver::open::open;
 use barewire_driver::port::{Port, Station, Tx};
 use raw::{BURST, RawPort};
 
-/// Bytes of a frame.
+/// Length of a frame, bytes.
 const LEN: usize = 64;
 
-/// Trips that are timed together.
+/// Trips per timed chunk.
 const CHUNK: u64 = 10;
 
-/// Longest that frames may take.
+/// Timeout of a trip.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The cases, and how many frames are on the way in each.
+/// The cases, and the frames in flight in each.
 const CASES: [(&str, usize); 2] = [("rtt", 1), ("rate", BURST)];
 
 fn main() -> ExitCode {
@@ -64,7 +64,7 @@ fn run() -> Made<()> {
         // Round 0 warms up.
         for round in 0..=rounds {
             let [mut mine, mut other] = [0.0; 2];
-            // Whoever is first in one round is second in the next.
+            // The order alternates between rounds.
             for turn in 0..2 {
                 if (round + turn) % 2 == 0 {
                     mine = ours.rate(burst, trips).map_err(|why| format!("ours: {why}"))?;
@@ -80,7 +80,7 @@ fn run() -> Made<()> {
     Ok(())
 }
 
-/// Starts DPDK with these NICs, in this thread.
+/// Initializes DPDK with these NICs, in this thread.
 fn start_dpdk(nics: [&String; 2]) -> Made<()> {
     let mut args = vec!["vfio-guest", "-l", "0", "-n", "1", "--in-memory", "--no-telemetry"];
     args.extend(["--iova-mode", "va", "--log-level", "warning"]);
@@ -95,11 +95,11 @@ fn start_dpdk(nics: [&String; 2]) -> Made<()> {
     }
 }
 
-/// One NIC and its driver.
+/// A NIC with its driver.
 trait End {
     fn station(&self) -> Station;
 
-    /// Whether its cable leads somewhere.
+    /// Whether the link is up.
     fn is_up(&self) -> bool {
         true
     }
@@ -107,7 +107,7 @@ trait End {
     /// Sends `frame` for each of `numbers`, which is written behind its header.
     fn send(&mut self, frame: &mut [u8; LEN], numbers: std::ops::Range<u64>);
 
-    /// Receives what is there and adds up the numbers in it. Says how many frames there were.
+    /// Receives waiting frames and adds up their numbers. Returns the number of frames.
     fn receive(&mut self, sum: &mut u64) -> usize;
 }
 
@@ -115,7 +115,7 @@ fn set_number(frame: &mut [u8; LEN], number: u64) {
     frame[14..22].copy_from_slice(&number.to_ne_bytes());
 }
 
-/// Our driver.
+/// barewire's driver.
 struct Ours(Box<dyn Port>);
 
 impl Ours {
@@ -135,7 +135,7 @@ impl End for Ours {
             set_number(frame, number);
             while self.0.tx(&TxFrame::whole(frame)) == Ok(Tx::Full) {}
         }
-        // A port that is gone receives nothing either, which is noticed.
+        // A port that is gone receives no frame, which the caller notices.
         let _ = self.0.flush();
     }
 
@@ -147,7 +147,7 @@ impl End for Ours {
     }
 }
 
-/// DPDK's.
+/// DPDK's driver.
 struct Theirs(RawPort);
 
 impl Theirs {
@@ -174,7 +174,7 @@ impl End for Theirs {
         self.0.alloc(mbufs);
         for (&mut mbuf, number) in mbufs.iter_mut().zip(numbers) {
             set_number(frame, number);
-            // SAFETY: a fresh packet buffer of ours, which has room for 2048 bytes.
+            // SAFETY: a fresh packet buffer of this process, with room for 2048 bytes.
             unsafe {
                 (*mbuf).data_len = LEN as u16;
                 (*mbuf).pkt_len = LEN as u32;
@@ -186,7 +186,7 @@ impl End for Theirs {
 
     fn receive(&mut self, sum: &mut u64) -> usize {
         self.0.receive(|_, mbuf| {
-            // SAFETY: a received packet of ours, given back.
+            // SAFETY: a received packet of this process, freed here.
             unsafe {
                 *sum += raw::data(mbuf).add(14).cast::<u64>().read_unaligned();
                 sys::rte_pktmbuf_free(mbuf);
@@ -195,7 +195,7 @@ impl End for Theirs {
     }
 }
 
-/// Two NICs on one hub, and what each sends to the other.
+/// Two NICs on one hub, and the traffic between them.
 struct Pair<E> {
     ends: [E; 2],
     frames: [[u8; LEN]; 2],
@@ -216,8 +216,8 @@ impl<E: End> Pair<E> {
         Self { ends, frames, count: 0 }
     }
 
-    /// Lets `burst` frames go to and fro `trips` times, and says how many frames arrived a second,
-    /// in the middle one of the chunks: now and then the host takes a processor away from us.
+    /// Sends `burst` frames to and fro `trips` times. Returns the frames received a second in the
+    /// median chunk: the host sometimes preempts a processor of the guest.
     fn rate(&mut self, burst: usize, trips: u64) -> Made<f64> {
         let start = Instant::now();
         while !self.ends.iter().all(End::is_up) {
@@ -246,7 +246,7 @@ impl<E: End> Pair<E> {
         while got < burst {
             got += self.ends[1 - from].receive(&mut sum);
             looks += 1;
-            // A clock may cost as much as many polls.
+            // Reading the clock may cost as much as many polls.
             if looks.is_multiple_of(1 << 16) {
                 late(*start.get_or_insert_with(Instant::now), "a frame was lost")?;
             }
