@@ -32,17 +32,17 @@ impl Losses {
     /// Whether a loss concerning peer `p` has yet to be reported to an endpoint: then no post to
     /// the peer may take the fast path.
     pub(super) fn has_report(&self, p: PeerIdx) -> bool {
-        self.reports.iter().any(|reports| reports.peer == p)
+        self.reports.iter().any(|report| report.peer == p)
     }
 
     /// Drops the reports to endpoint `e`, which is closed.
     pub(super) fn forget_ep(&mut self, e: EpIdx) {
-        self.reports.retain(|reports| reports.ep != e);
+        self.reports.retain(|report| report.ep != e);
     }
 
     /// Drops the reports about peer `p`: another incarnation is current, or its record is freed.
     pub(super) fn forget_peer(&mut self, p: PeerIdx) {
-        self.reports.retain(|reports| reports.peer != p);
+        self.reports.retain(|report| report.peer != p);
     }
 }
 
