@@ -11,7 +11,7 @@ use super::{NodeCounters, Observed};
 /// Number of stations that are listed.
 pub const CLAIMS_MAX: usize = 8;
 
-/// Why a frame was refused.
+/// Reason for which a frame was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SealFault {
     /// The tag, or the handshake message, is wrong.

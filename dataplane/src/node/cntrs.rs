@@ -17,7 +17,7 @@ pub struct CntrTable {
 }
 
 impl Cntrs {
-    /// Makes a counter of `events`, 0.
+    /// Creates a counter of `events`, with value 0.
     ///
     /// # Errors
     /// [`Error::NoMem`]: too many counters.

@@ -108,7 +108,7 @@ impl Vacant for CqTable {
 }
 
 impl Cqs {
-    /// Makes a completion queue that holds at least `size` entries.
+    /// Creates a completion queue that holds at least `size` entries.
     ///
     /// # Errors
     /// [`Error::Invalid`]: `size` is 0 or above 2^24. [`Error::NoMem`]: too many queues.
@@ -120,11 +120,12 @@ impl Cqs {
         Ok(CqId(self.handle(idx)))
     }
 
-    /// As [`open`](Self::open), but binding it makes room for everything that its endpoints may
-    /// have outstanding at once. So whatever is posted, reading the queue makes room.
+    /// As [`open`](Self::open), but binding the queue makes room for everything that its endpoints
+    /// may have outstanding at once. So a post finds the queue full only while it holds unread
+    /// completions: reading it makes room.
     ///
     /// # Errors
-    /// As there.
+    /// As [`open`](Self::open).
     pub fn open_to_fit(&mut self, least: usize) -> Result<CqId> {
         let cq = self.open(least)?;
         self[cq.0.idx()].fits = true;
@@ -139,7 +140,7 @@ impl Cqs {
         self.at_mut(cq.0.idx()).map_or(Some(false), |table| table.take_one(reader))
     }
 
-    /// Why [`cq_take`](super::Node::cq_take) has taken nothing.
+    /// The reason for which [`cq_take`](super::Node::cq_take) has taken nothing.
     ///
     /// # Errors
     /// As [`cq_read`](super::Node::cq_read); 0 if no room was given.

@@ -83,8 +83,8 @@ impl Receiving<'_> {
 }
 
 impl Objects<'_> {
-    /// The deferred endpoint of `ep` whose operations `cntr` counts, or no counter; created if
-    /// there is none. The posting calls take it like an endpoint.
+    /// The deferred endpoint of `ep` whose operations are counted by `cntr`, or by no counter;
+    /// created if there is none. The posting calls accept it like an endpoint.
     ///
     /// # Errors
     /// - [`Error::OpBadState`]: the endpoint is not enabled. [`Error::BadFd`]: one was closed.

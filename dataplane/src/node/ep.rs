@@ -370,12 +370,12 @@ impl Eps {
         Ok(EpId(self.handle(idx)))
     }
 
-    /// Makes an endpoint, not yet enabled.
+    /// Creates an endpoint, not yet enabled.
     ///
     /// # Errors
     /// - [`Error::AddrInUse`]: another endpoint of this domain has the number.
     /// - [`Error::Invalid`]: a queue size is 0.
-    /// - [`Error::OpNotSupp`]: a capability that no endpoint here has.
+    /// - [`Error::OpNotSupp`]: a capability that endpoints of this provider do not have.
     /// - [`Error::NoMem`]: there are 32,768 endpoints already.
     pub fn open(&mut self, attr: EpAttr) -> Result<EpId> {
         attr.check()?;
@@ -394,12 +394,12 @@ impl Eps {
         Ok(ep)
     }
 
-    /// Gives an endpoint that is not enabled another number.
+    /// Changes the number of an endpoint that is not enabled.
     ///
     /// # Errors
     /// - [`Error::OpBadState`]: it is enabled. [`Error::BadFd`]: it was closed.
     /// - [`Error::AddrInUse`]: another endpoint has the number.
-    /// - [`Error::Invalid`]: it is a context, whose number is not its own.
+    /// - [`Error::Invalid`]: it is a context, which has no number of its own.
     pub fn set_number(&mut self, ep: EpId, number: u16) -> Result<()> {
         let e = self.by_handle(ep.0).ok_or(Error::BadFd)?;
         let (enabled, old) = (e.enabled, e.number);
@@ -517,7 +517,7 @@ impl Node {
         Ok(())
     }
 
-    /// The address others reach the endpoint by.
+    /// The address by which peers reach the endpoint.
     ///
     /// # Errors
     /// [`Error::BadFd`].
@@ -626,7 +626,7 @@ impl Operations<'_> {
     /// Binds a counter for sends (`TRANSMIT`), receives (`RECV`), and the one-sided operations that
     /// this endpoint issues (`READ`, `WRITE`; fetching atomics are reads) or is the target of
     /// (`REMOTE_READ`, `REMOTE_WRITE`; these count only with `FI_RMA_EVENT`). The endpoint may be
-    /// enabled already: what ends from then on is counted.
+    /// enabled already: operations that end from then on are counted.
     ///
     /// # Errors
     /// As [`ep_bind_cq`](Objects::ep_bind_cq).

@@ -89,7 +89,7 @@ impl Node {
     /// - [`Error::MsgTooLong`]: above [`Self::MAX_MSG_SIZE`], or injected and above
     ///   [`Self::INJECT_SIZE`], or longer than a frame holds and to a group.
     /// - [`Error::ConnReset`]: once after a session with the peer was lost, if messages of this
-    ///   endpoint that it was told of as sent may have been lost with it.
+    ///   endpoint that were reported as sent may have been lost with it.
     /// - [`Error::Again`]: the transmit queue or the completion queue is full.
     #[inline]
     pub fn post_send(&mut self, now: Instant, ep: EpId, req: SendReq) -> Result<()> {
@@ -393,8 +393,8 @@ impl Operations<'_> {
     ///
     /// # Errors
     /// [`Error::NoData`]: there is none; it completes, or has completed, by itself.
-    /// [`Error::BadFd`]: the endpoint was closed. [`Error::Again`]: no queue of those who share
-    /// the context has room for the entry.
+    /// [`Error::BadFd`]: the endpoint was closed. [`Error::Again`]: no endpoint that shares
+    /// the context has room for the entry in its queue.
     pub fn cancel(&mut self, ep: EpId, context: u64) -> Result<()> {
         self.objects.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
         let e = ep.0.idx();

@@ -266,15 +266,15 @@ impl Posting<'_> {
     }
 
     /// Posts an atomic operation. It completes when the target has executed it on every element,
-    /// each of them atomically, and the old values are in `result` if they were asked for.
+    /// each of them atomically, and the old values are in `result` if requested.
     ///
     /// # Errors
     /// As [`post_write`](Self::post_write), with `FI_ATOMIC` and `FI_WRITE`, or `FI_READ` if old
-    /// values are asked for; and
+    /// values are requested; and
     /// - [`Error::OpNotSupp`]: the operation has no meaning on the type, or not in this family.
     /// - [`Error::Invalid`]: no element, or lists of different lengths, or `result` overlaps
     ///   operands or compare values.
-    /// - [`Error::MsgTooLong`]: more elements than [`atomic_valid`] says, or
+    /// - [`Error::MsgTooLong`]: more elements than [`atomic_valid`] returns, or
     ///   injected and more than [`Node::INJECT_SIZE`] bytes of operands.
     pub fn post_atomic(&mut self, now: Instant, ep: EpId, req: AtomicReq) -> Result<()> {
         let allowed = FLAGS | OpFlags::REMOTE_CQ_DATA | OpFlags::INJECT | OpFlags::TAGGED;
@@ -514,7 +514,7 @@ fn wr_flags(f: OpFlags, selective: bool) -> WrFlags {
     flags
 }
 
-/// Whether an atomic operation exists, and the most elements of one call.
+/// Checks whether an atomic operation exists. Returns the maximum elements of one call.
 ///
 /// # Errors
 /// [`Error::OpNotSupp`].
