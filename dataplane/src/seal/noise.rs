@@ -251,7 +251,7 @@ mod tests {
         assert!(ends.iter().all(|end| end.get_handshake_hash() == &hash[..]));
         let (mut to, back) = ends[0].dangerously_get_raw_split();
         assert_eq!(ends[1].dangerously_get_raw_split(), (to, back));
-        // The first message behind the handshake shows the keys.
+        // The first message after the handshake verifies the keys.
         let cipher = AesGcm { key: secret_of(&mut to) };
         let (payload, mut out) = (bytes("462e20412e20486179656b"), [0; 64]);
         let len = cipher.encrypt(0, &[], &payload, &mut out);

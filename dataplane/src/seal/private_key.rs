@@ -105,8 +105,8 @@ mod tests {
         digits.chunks(64).map(|line| line.iter().collect::<String>() + "\r\n").collect()
     }
 
-    /// Keys of each kind and of each length modulo 3 are read as another reader reads them, and
-    /// what is damaged is not read.
+    /// Keys of each kind and of each length modulo 3 are parsed as by another parser, and damaged
+    /// ones are refused.
     #[test]
     fn keys_are_read_as_others_do() {
         for label in LABELS {

@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Against a set of all counters that were seen.
+        /// Compared with a set of all seen counters.
         #[test]
         fn each_counter_is_admitted_once(
             start in prop_oneof![Just(0u64), 0u64..1 << 33],
@@ -96,7 +96,7 @@ mod tests {
             }
         }
 
-        /// From the low half, as long as it is less than 2^31 away.
+        /// Reconstruction from the low half, within a distance of 2^31.
         #[test]
         fn a_counter_is_found_again(
             next in prop_oneof![0u64..5, 0u64..1 << 40, (1u64 << 32) - 5..(1 << 32) + 5],

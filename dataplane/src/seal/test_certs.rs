@@ -9,17 +9,17 @@ use rcgen::{
 
 use super::{BadCredentials, Credentials, PeerId};
 
-/// 2025-01-01, at which all is valid that is to be.
+/// 2025-01-01, at which certificates of the tests are valid by default.
 pub(crate) const NOW: u64 = 1_735_689_600;
 
-/// A root of certificates, and its name.
+/// A root certificate, and its name.
 pub(crate) struct Root {
     issuer: CertifiedIssuer<'static, KeyPair>,
 }
 
-/// What a node is given, in PEM.
+/// Credentials of a node in PEM.
 #[derive(Clone)]
-pub(crate) struct Papers {
+pub(crate) struct PemCredentials {
     pub(crate) chain: String,
     pub(crate) key: String,
 }
@@ -37,7 +37,7 @@ pub(crate) fn ca(name: &str) -> CertificateParams {
     params
 }
 
-/// A leaf of this name, which is a SPIFFE ID or a DNS name.
+/// A leaf with this name, a SPIFFE ID or a DNS name.
 pub(crate) fn leaf(name: &str, years: [i32; 2]) -> CertificateParams {
     let mut params = params("leaf", years);
     let ia5 = name.try_into().unwrap();
@@ -54,7 +54,7 @@ impl Root {
         Self { issuer: CertifiedIssuer::self_signed(ca("root"), key).unwrap() }
     }
 
-    /// One that may vouch for names below this one alone, of a kind of general name (RFC 5280,
+    /// A root that may issue names below this one only, of a kind of general name (RFC 5280,
     /// 4.2.1.10): 2 for DNS names, 6 for URIs.
     pub(crate) fn constrained(kind: u8, name: &str) -> Self {
         let name = [&[0x80 | kind, name.len() as u8], name.as_bytes()].concat();
@@ -75,37 +75,37 @@ impl Root {
         &self,
         params: &CertificateParams,
         key: &'static SignatureAlgorithm,
-    ) -> Papers {
+    ) -> PemCredentials {
         let key = KeyPair::generate_for(key).unwrap();
         let cert = params.signed_by(&key, &self.issuer).unwrap();
-        Papers { chain: cert.pem(), key: key.serialize_pem() }
+        PemCredentials { chain: cert.pem(), key: key.serialize_pem() }
     }
 
-    /// A good leaf. Ed25519, whose signatures are the same each time.
-    pub(crate) fn leaf(&self, name: &str) -> Papers {
+    /// A valid leaf with an Ed25519 key, whose signatures are deterministic.
+    pub(crate) fn leaf(&self, name: &str) -> PemCredentials {
         self.sign(&leaf(name, [2020, 2040]), &PKCS_ED25519)
     }
 
-    /// A good leaf behind an intermediate.
-    pub(crate) fn leaf_below(&self, name: &str) -> Papers {
+    /// A valid leaf below an intermediate.
+    pub(crate) fn leaf_below(&self, name: &str) -> PemCredentials {
         self.leaf_below_until(name, 2040)
     }
 
-    /// A good leaf behind an intermediate that ends with the beginning of that year.
-    pub(crate) fn leaf_below_until(&self, name: &str, year: i32) -> Papers {
+    /// A valid leaf below an intermediate that expires at the beginning of that year.
+    pub(crate) fn leaf_below_until(&self, name: &str, year: i32) -> PemCredentials {
         let key = KeyPair::generate_for(&PKCS_ED25519).unwrap();
         let (mut params, leaf_key) = (ca("below"), KeyPair::generate_for(&PKCS_ED25519).unwrap());
         params.not_after = date_time_ymd(year, 1, 1);
         let below = params.signed_by(&key, &self.issuer).unwrap();
         let issuer = Issuer::new(params, key);
         let cert = leaf(name, [2020, 2040]).signed_by(&leaf_key, &issuer).unwrap();
-        Papers { chain: cert.pem() + &below.pem(), key: leaf_key.serialize_pem() }
+        PemCredentials { chain: cert.pem() + &below.pem(), key: leaf_key.serialize_pem() }
     }
 }
 
-/// What a node has with these papers, which trusts `root` and talks to `peers`.
+/// The credentials of a node that trusts `root` and accepts `peers`.
 pub(crate) fn credentials(
-    papers: &Papers,
+    papers: &PemCredentials,
     root: &Root,
     peers: &[&str],
 ) -> Result<Arc<Credentials>, BadCredentials> {
@@ -114,7 +114,7 @@ pub(crate) fn credentials(
 
 /// [`credentials`] at another time.
 pub(crate) fn at(
-    papers: &Papers,
+    papers: &PemCredentials,
     root: &Root,
     peers: &[&str],
     now: u64,
@@ -122,13 +122,13 @@ pub(crate) fn at(
     of_roots(papers, &[root], peers, now)
 }
 
-/// What a node has with these papers, of `own`, that also trusts `root`.
-pub(crate) fn foreign(papers: &Papers, own: &Root, root: &Root) -> Arc<Credentials> {
+/// The credentials of a node of root `own` that also trusts `root`.
+pub(crate) fn foreign(papers: &PemCredentials, own: &Root, root: &Root) -> Arc<Credentials> {
     of_roots(papers, &[root, own], &[], NOW).unwrap()
 }
 
 fn of_roots(
-    papers: &Papers,
+    papers: &PemCredentials,
     roots: &[&Root],
     peers: &[&str],
     now: u64,

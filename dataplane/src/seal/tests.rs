@@ -1,4 +1,4 @@
-//! Two ends with a key, and what is done to their frames on the way.
+//! Two ends with a pre-shared key, and manipulation of their frames in transit.
 
 use barewire_driver::port::Station;
 use proptest::prelude::*;
@@ -26,7 +26,7 @@ fn listed(bytes: u8) -> PreSharedKey {
     PreSharedKey::new(&[bytes; 32], Mode::Encrypted).unwrap()
 }
 
-/// A list of one key.
+/// A keyring of one key.
 fn key(bytes: &[u8], entropy: u8, mode: Mode, bits: u32) -> Keyring {
     let key = PreSharedKey::with_key_frames(bytes, mode, bits).unwrap();
     Keyring::new(vec![key], [entropy; 32]).unwrap()
@@ -64,7 +64,7 @@ fn frame(len: usize, fill: u8) -> Vec<u8> {
     bytes
 }
 
-/// What of a frame must come out again: not the counter, and not the tag.
+/// The parts of a frame that opening must restore: all but counter and tag.
 fn plain(bytes: &[u8]) -> (Vec<u8>, Vec<u8>) {
     (bytes[..36].to_vec(), bytes[BASE_LEN..bytes.len() - TAG_LEN].to_vec())
 }
@@ -111,7 +111,7 @@ fn keys_and_modes_that_differ_do_not_meet() {
     assert!(PreSharedKey::new(&[1; KEY_MAX + 1], Mode::Encrypted).is_none());
 }
 
-/// The messages of a handshake are of one session, and of one life of each end.
+/// The messages of a handshake are of one session, and of one incarnation of each end.
 #[test]
 fn a_handshake_is_of_its_session() {
     let [mut a, mut b] = keys();
@@ -132,7 +132,7 @@ fn a_handshake_is_of_its_session() {
     assert_ne!(other.message(), initiator.message(), "an ephemeral key is used once");
     let (_, answer) = answered(&mut b, NAMES, initiator.message(), true).unwrap();
     assert!(other.finish(&answer, true).is_err(), "the answer to another message");
-    // It has done no harm.
+    // The refusal has changed nothing.
     let (mut there, answer) = answered(&mut b, NAMES, other.message(), true).unwrap();
     let mut here = other.finish(&answer, true).unwrap();
     let mut bytes = frame(20, 0);
@@ -140,9 +140,9 @@ fn a_handshake_is_of_its_session() {
     assert_eq!(there.open(&mut bytes), Ok(()));
 }
 
-/// Goal: of an OPEN in answer every bit counts, its header's too, and the right one is taken after
-/// all of those that were not. With keys; and with certificates, where tags show nothing of who
-/// sends.
+/// Goal: every bit of an OPEN in answer is protected, its header included, and the correct OPEN is
+/// accepted after all changed ones. With keys; and with certificates, where tags do not prove the
+/// sender.
 #[test]
 fn every_bit_of_an_answer_counts() {
     let root = test_certs::Root::new();
@@ -154,7 +154,7 @@ fn every_bit_of_an_answer_counts() {
     for [mut a, mut b] in [keys(), [own(1), own(2)]] {
         let mut opener = Initiator::new(&mut a, NAMES);
         let (_, answer) = answered(&mut b, NAMES, opener.message(), true).unwrap();
-        // Of the message and the certificates one bit of each byte.
+        // One bit of each byte of the message and the certificates.
         let bits = (0..answer.len() * 8).filter(|bit| bit / 8 < OPEN_END || bit % 8 == bit / 8 % 8);
         for bit in bits {
             let mut bent = answer.clone();
@@ -168,8 +168,8 @@ fn every_bit_of_an_answer_counts() {
     }
 }
 
-/// The same message answered twice makes different keys: what was recorded cannot be read, or be
-/// played into, the second session.
+/// The same message answered twice yields different keys: recorded frames cannot be read in, or
+/// replayed into, the second session.
 #[test]
 fn a_replayed_open_makes_other_keys() {
     let [mut a, mut b] = keys();
@@ -213,8 +213,8 @@ fn every_bit_counts_and_every_byte() {
     assert_eq!(b.open(&mut bytes), Ok(()), "it is still good");
 }
 
-/// Goal: who opens is answered under whichever key it has, and each key keeps its name for as long
-/// as it is listed, wherever.
+/// Goal: an opener is answered under its key if that is listed, and each key keeps its name as long
+/// as it is listed, at any position.
 #[test]
 fn every_listed_key_is_accepted() {
     let mut b = Keyring::new([1, 2, 3].map(listed).to_vec(), [0; 32]).unwrap();
@@ -258,7 +258,7 @@ fn every_listed_key_is_accepted() {
     assert_eq!((b.len(), names(&b)[0]), (2, one));
 }
 
-/// Two handshakes of one node never use the same ephemeral key, also when the list has changed.
+/// Two handshakes of one node never use the same ephemeral key, also after a change of the list.
 #[test]
 fn another_list_draws_other_secrets() {
     let mut ring = Keyring::new(vec![listed(1)], [9; 32]).unwrap();
@@ -333,7 +333,7 @@ fn frames_are_sealed_as_others_do() {
     }
 }
 
-/// What another implementation derives from a key, and how it tags what is of no session.
+/// Keys and tags as derived by another implementation.
 ///
 /// Source: HMAC of Python's `hmac` and `HKDFExpand` of its `cryptography` 48, put together as
 /// docs/wire.md says; the tag is that of `frame`.
@@ -363,8 +363,8 @@ fn keys_are_derived_as_others_do() {
 }
 
 proptest! {
-    /// Frames are lost, repeated and overtaken, also over the change of keys: each that is opened
-    /// is one that was sent, at most once; and in order without loss all are.
+    /// Frames are lost, repeated and overtaken, also across changes of keys: each opened frame was
+    /// sent, and is opened at most once; in order and without loss all are opened.
     #[test]
     fn keys_change_under_loss(
         bits in 2u32..6,
@@ -398,8 +398,8 @@ proptest! {
     }
 }
 
-/// Goal: an end that leaves a key early is followed, frames of the key before that come late are
-/// not opened under it for ever, and no counter is used twice.
+/// Goal: the peer follows an early key change, late frames of the previous key are not opened
+/// indefinitely, and no counter is used twice.
 #[test]
 fn a_key_that_is_left_early_is_followed() {
     for bits in [2, 5, 22] {
@@ -425,7 +425,7 @@ fn a_key_that_is_left_early_is_followed() {
             }
         }
         assert!(counters.is_sorted_by(|a, b| a < b), "{counters:?}");
-        // The peer looks no further ahead than one key where keys are long.
+        // The peer looks ahead by one key only if keys seal many frames.
         a.renew();
         a.renew();
         let mut lost = frame(20, 0);
@@ -434,7 +434,7 @@ fn a_key_that_is_left_early_is_followed() {
     }
 }
 
-/// A secret for the same session that is not its own.
+/// Another secret for the same session.
 fn other(secret: &SessionSecret) -> SessionSecret {
     let mut line = secret.to_string();
     let last = if line.pop() == Some('0') { '1' } else { '0' };
@@ -442,8 +442,8 @@ fn other(secret: &SessionSecret) -> SessionSecret {
     line.parse().unwrap()
 }
 
-/// Goal: recorded frames are read with the lines of their session, repeated, overtaken, missing and
-/// over many keys, in every mode; with no others, and with a changed bit not.
+/// Goal: recorded frames are opened with the lines of their session, repeated, overtaken, missing
+/// and over many keys, in every mode; not with other lines, and not with a changed bit.
 #[test]
 fn what_was_recorded_is_read_with_its_lines() {
     let (a, b) = (Station::at([2, 0, 0, 0, 0, 1]), Station::at([2, 0, 0, 0, 0, 2]));
@@ -493,7 +493,7 @@ fn what_was_recorded_is_read_with_its_lines() {
         reader.read(&format!("# of a test\n\n{}", *text)).unwrap();
         reader.read(&text).unwrap();
         assert_eq!(reader.len(), 2);
-        // Some are missing, some come twice, and some late.
+        // Some frames are missing, some repeated, and some late.
         for n in (0..300).filter(|n| n % 7 != 3).flat_map(|n| [n, n, n - n % 11]) {
             let (clear, mut bytes) = made[n].clone();
             assert_eq!((reader.open(&mut bytes), &bytes), (Read::Opened, &clear));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rcgen::{PKCS_ECDSA_P256_SHA256, PKCS_ECDSA_P384_SHA384, PKCS_ED25519, PKCS_RSA_SHA256};
 
-use super::test_certs::{NOW, Papers, Root, at, ca, credentials, foreign, leaf};
+use super::test_certs::{NOW, PemCredentials, Root, at, ca, credentials, foreign, leaf};
 use super::*;
 use crate::wire::TAG_LEN;
 use crate::wire::sealed::OPEN_END;
@@ -29,13 +29,13 @@ fn ring(credentials: Arc<Credentials>, entropy: u8) -> Keyring {
     Keyring::of_certificate(credentials, Mode::Encrypted, [entropy; 32])
 }
 
-/// What comes of the first message of `a` at `b`.
+/// The result of the first message of `a` at `b`.
 fn answer(a: &Initiator, b: &mut Keyring) -> Result<Answer, Refused> {
     let first = b.first();
     respond(b, first, *a.names(), a.message(), true)
 }
 
-/// The fault of each end with the other, the opener first, or that the two agree.
+/// The faults that the two ends find, the opener's first, or success.
 fn meet(a: &mut Keyring, b: &mut Keyring) -> Result<(), [Option<BadCert>; 2]> {
     let fault = |why| match why {
         Refused::Certificate(bad) => Some(bad),
@@ -77,7 +77,7 @@ fn certificates_of_all_kinds_meet() {
 fn a_certificate_is_refused_for_its_fault() {
     let (root, other) = (Root::new(), Root::new());
     let good = |peers: &[&str]| ring(credentials(&root.leaf(A), &root, peers).unwrap(), 1);
-    // Both trust `root`, so each is refused by the other end alone.
+    // Both trust `root`, so each is refused by the other end only.
     let late = root.sign(&leaf(B, [2020, 2026]), &PKCS_ED25519);
     let early = root.sign(&leaf(B, [2024, 2040]), &PKCS_ED25519);
     let late = at(&late, &root, &[], NOW).unwrap();
@@ -114,8 +114,8 @@ fn names_that_spiffe_forbids_are_none() {
     }
 }
 
-/// Constraints for DNS names bind DNS names. Those for URIs are not evaluated: with them no SPIFFE
-/// ID is good.
+/// Name constraints for DNS names apply. Those for URIs are not evaluated: with them every SPIFFE
+/// ID is refused.
 #[test]
 fn constraints_bind_dns_names() {
     let (dns, uris) = (Root::constrained(2, "a.org"), Root::constrained(6, "a.org"));
@@ -126,8 +126,8 @@ fn constraints_bind_dns_names() {
     assert_eq!([is(&uris, A), is(&uris, "n1.b.org")], [refused, Ok(())]);
 }
 
-/// Goal: a message is of its session, its direction and its ephemeral key, and every byte of it
-/// counts. Somebody in the middle can neither put his certificate nor another's into it.
+/// Goal: a message is bound to its session, its direction and its ephemeral key, and every byte of
+/// it is protected. A man in the middle can insert neither his certificate nor another's.
 #[test]
 fn a_signature_is_of_its_handshake() {
     let root = Root::new();
@@ -154,7 +154,7 @@ fn a_signature_is_of_its_handshake() {
         assert!(respond(&mut b, first, NAMES, &bent, true).is_err(), "byte {at}");
         assert!(respond(&mut b, first, NAMES, &message[..at], true).is_err(), "{at} bytes");
     }
-    // Everybody can write such a message: what is inside is what counts.
+    // Anybody can write such a message: only its content authenticates it.
     let own = b.credentials().unwrap().clone();
     let signed = |role, hash, ephemeral| Signed { role, hash, ephemeral };
     use super::path::Role;
@@ -177,13 +177,13 @@ fn a_signature_is_of_its_handshake() {
         bent[at] ^= 4;
         assert!(check(&own, &right, &bent).is_err(), "byte {at}");
     }
-    // The certificate of another with a signature of one's own.
+    // Another's certificate with the own signature.
     let (mine, theirs) = (a.credentials().unwrap(), prove(&own, &right));
     let len = |payload: &[u8]| 4 + usize::from(u16::from_le_bytes([payload[2], payload[3]]));
     let ours = prove(mine, &right);
     let mixed = [&ours[..len(&ours)], &theirs[len(&theirs)..]].concat();
     assert_eq!(check(&own, &right, &mixed).unwrap_err().fault, CertFault::Signature);
-    // The good answer is taken after a bad one that could be read.
+    // The valid answer is accepted after an invalid one that could be decrypted.
     let other = Root::new();
     let foreign = foreign(&other.leaf(B), &other, &root);
     for entropy in 3..6 {
@@ -195,8 +195,8 @@ fn a_signature_is_of_its_handshake() {
     assert!(opener.finish(&good.open(HEADER), true).is_ok());
 }
 
-/// Goal: somebody in the middle can read what a first message carries, and put it into one of a
-/// session of his own, and nobody takes it. Nor does the opener take his own payload back.
+/// Goal: the payload of a first message that a man in the middle relays into a session of his own
+/// is refused. So is the opener's own payload in an answer.
 #[test]
 fn a_payload_that_is_relayed_is_refused() {
     use super::handshake::{begin, read, write};
@@ -204,7 +204,7 @@ fn a_payload_that_is_relayed_is_refused() {
     let of = |name, entropy| ring(credentials(&root.leaf(name), &root, &[]).unwrap(), entropy);
     let [mut a, mut b] = [of(A, 1), of(B, 2)];
     let mut opener = Initiator::new(&mut a, NAMES);
-    // What everybody knows.
+    // The public key material.
     let first = b.first();
     let key = b.get(first).unwrap().clone();
     let seed = |byte| super::key::secret_of(&mut [byte; 32]);
@@ -251,7 +251,7 @@ fn bad_papers_are_told_apart() {
     let root = Root::new();
     let good = root.leaf(A);
     let why = |chain: &str, key: &str| {
-        let papers = Papers { chain: chain.to_owned(), key: key.to_owned() };
+        let papers = PemCredentials { chain: chain.to_owned(), key: key.to_owned() };
         credentials(&papers, &root, &[]).unwrap_err()
     };
     let (chain, key) = (&*good.chain, &*good.key);
@@ -269,8 +269,8 @@ fn bad_papers_are_told_apart() {
     assert!(!format!("{:?}", credentials(&good, &root, &[]).unwrap()).contains("key"));
 }
 
-/// Goal: what a peer would refuse is refused where it is read, with its cause. Method: each fault
-/// alone, and beside it what is right in its place.
+/// Goal: credentials that a peer would refuse are refused when they are loaded, with the cause.
+/// Method: each fault alone, beside valid counterparts.
 #[test]
 fn what_peers_refuse_is_refused_where_it_is_read() {
     let (root, other) = (Root::new(), Root::new());
@@ -295,14 +295,14 @@ fn what_peers_refuse_is_refused_where_it_is_read() {
     unknown.set_criticality(true);
     critical.custom_extensions.push(unknown);
     assert!(matches!(made(&critical), Err(BadCredentials::Unchecked(_))));
-    let refused = |papers: &Papers| credentials(papers, &root, &[]).unwrap_err();
+    let refused = |papers: &PemCredentials| credentials(papers, &root, &[]).unwrap_err();
     assert_eq!(refused(&other.leaf(A)), BadCredentials::OtherRoots);
     assert_eq!(refused(&other.leaf_below(A)), BadCredentials::OtherRoots);
     let below = root.leaf_below(A);
     let (alone, _) = below.chain.split_at(below.chain.rfind("-----BEGIN").unwrap());
-    let alone = Papers { chain: alone.to_owned(), ..below.clone() };
+    let alone = PemCredentials { chain: alone.to_owned(), ..below.clone() };
     assert_eq!(refused(&alone), BadCredentials::OtherRoots, "without its intermediate");
-    // The intermediate ends before the leaf does, and that is the end of both.
+    // The intermediate expires before the leaf, and limits both.
     let short = root.leaf_below_until(A, 2030);
     let own = credentials(&short, &root, &[]).unwrap();
     assert_eq!(own.valid(), [1_577_836_800, 1_893_456_000]);

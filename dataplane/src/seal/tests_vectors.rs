@@ -25,9 +25,9 @@ fn nonce(digits: &str) -> Nonce {
     Nonce::assume_unique_for_key(hex(digits).try_into().unwrap())
 }
 
-/// Goal: the two ciphers that frames are sealed with are those of their authors. Frames have 40
-/// bytes of associated data and nonces that begin with zeros, which no vector has, so the keys are
-/// used as [`SessionKeys::seal`] does.
+/// Goal: the two ciphers of frames match published vectors. Frames have 40 bytes of associated data
+/// and nonces that begin with zeros, for which there are no vectors, so the keys are used as in
+/// [`SessionKeys::seal`].
 ///
 /// Source: RFC 8439, 2.8.2; McGrew and Viega, The Galois/Counter Mode of Operation, test case 16.
 #[test]
@@ -64,7 +64,7 @@ fn the_ciphers_are_those_of_their_authors() {
     }
 }
 
-/// Goal: what opens frames of mode authenticated is GMAC.
+/// Goal: frames of mode authenticated are sealed with GMAC.
 ///
 /// Source: NIST CAVP, `gcmEncryptExtIV256.rsp`, no plaintext and 128 bits of associated data.
 #[test]
@@ -82,7 +82,7 @@ fn authenticated_frames_are_gmac() {
     }
 }
 
-/// Goal: an OPEN in answer ends with the tag that `docs/wire.md` says, under *Finished*.
+/// Goal: an OPEN in answer ends with the tag of `docs/wire.md`, "Finished".
 #[test]
 fn an_answer_is_finished_by_its_secret() {
     let key = PreSharedKey::new(&[7; 32], Mode::Encrypted).unwrap();

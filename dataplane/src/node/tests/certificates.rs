@@ -9,7 +9,7 @@ use super::sealed::{arrives, carry, forged_rst, refused};
 use super::*;
 use crate::error::Error;
 use crate::node::peer::State;
-use crate::seal::test_certs::{NOW, Papers, Root, at, credentials, foreign, leaf};
+use crate::seal::test_certs::{NOW, PemCredentials, Root, at, credentials, foreign, leaf};
 use crate::seal::{Credentials, Keyring, Mode, PreSharedKey, TagKey};
 use crate::wire::{BASE_LEN, OpenOp, RstReason, Ty, sealed};
 
@@ -140,7 +140,7 @@ fn a_key_and_a_certificate_do_not_meet() {
 fn certificates_that_fit_no_frame_are_refused_at_once() {
     let root = Root::new();
     let papers = root.sign(&leaf(&name(1), [2020, 2040]), &PKCS_RSA_SHA256);
-    let long = Papers { chain: papers.chain.repeat(4), ..papers };
+    let long = PemCredentials { chain: papers.chain.repeat(4), ..papers };
     let long = credentials(&long, &root, &[]).unwrap();
     let made = |mtu, lossless| {
         let settings = NodeSettings { incarnation: 1, ..settings(1, long.clone()) };
