@@ -66,7 +66,7 @@ mod tests {
     use crate::rel::sent::{BodyRef, RELIABLE_OP_MAX, SendWindow, Sent, SentPool};
     use crate::wire::Ty;
 
-    /// Notes what it is told.
+    /// Records the calls.
     #[derive(Debug, Default)]
     struct Noted {
         losses: Vec<(Instant, u32)>,
@@ -92,8 +92,8 @@ mod tests {
         fn on_timeout(&mut self, _: Instant, _: u8) {}
     }
 
-    /// Goal: an algorithm of one's own is told of each lost packet once, whether others overtook it
-    /// or its time ran out.
+    /// Goal: a custom algorithm is informed of each lost packet once, whether later packets
+    /// overtook it or a timer expired.
     #[test]
     fn a_loss_is_told_once() {
         let mut pool = SentPool::with_capacity(8);
@@ -106,7 +106,7 @@ mod tests {
                 Sent::new(psn, Ty::Msg, (&[0; RELIABLE_OP_MAX], 0), BodyRef::None, TxIdx::NONE, at);
             snd.keep(&mut pool, sent);
         }
-        // The third of them has arrived, and says so twice.
+        // The third packet has arrived, and is acknowledged twice.
         for now in [Instant(9_000_000), Instant(9_500_000)] {
             let news = snd.on_sack(&mut pool, now, &[2], Psn(1), &mut rtt);
             if let Some(newest) = news.newest {

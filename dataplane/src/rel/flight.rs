@@ -253,8 +253,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Goal: a ring is a map from the numbers in flight to records, wherever the numbers begin
-        /// and however wide it has become.
+        /// Goal: a ring is a map from the PSNs in flight to records, wherever the PSNs begin and
+        /// however far the ring has grown.
         #[test]
         fn a_ring_is_a_map(
             begin in prop_oneof![Just(0), Just(u32::MAX - 70), any::<u32>()],
@@ -278,7 +278,7 @@ mod tests {
                 at = rings.put(at, first, psn, SentIdx::of(7 * next));
                 let (span, slots) = (psn.since(first) as u32 + 1, rings[at].slots());
                 widest = widest.max(span);
-                // Room for all, and no more than twice as much as was needed.
+                // Room for all, and at most twice the necessary slots.
                 prop_assert!(span <= slots && slots <= (2 * widest).max(64), "{} {}", span, slots);
                 if gap % 3 == 0 {
                     let (group, bit) = rings[at].slot(psn);

@@ -187,7 +187,7 @@ mod tests {
         assert!(rtt.rto_ns(100_000, 0) >= 1_000_000);
     }
 
-    /// Goal: the estimate is that of RFC 6298, to the nanosecond, of samples within bounds.
+    /// Goal: the estimate equals that of RFC 6298, to the nanosecond, for samples within bounds.
     #[test]
     fn smoothing_is_by_an_eighth_and_a_quarter() {
         let mut rtt = Rtt::default();
@@ -210,7 +210,7 @@ mod tests {
         assert_eq!(most.rto_ns(RTO_MAX_NS * 2, 3), RTO_MAX_NS * 2, "the floor is above it");
     }
 
-    /// Goal: the least round trip can rise to the least of late, and falls at once.
+    /// Goal: the minimum round trip can rise to the recent minimum, and falls at once.
     #[test]
     fn the_least_round_trip_follows_the_path() {
         const MS: u64 = 1_000_000;

@@ -142,7 +142,7 @@ mod tests {
 
     use super::*;
 
-    /// The distances from `cack` that a SACK tells of, read off its definition.
+    /// The distances from `cack` in a SACK, by its definition.
     fn told(words: &[u64]) -> BTreeSet<u32> {
         assert!(words.last() != Some(&0), "an empty word is sent");
         let bits = (0..words.len() as u32).flat_map(|i| (0..64u32).map(move |j| (i, j)));
@@ -150,8 +150,8 @@ mod tests {
         set.map(|(i, j)| 1 + 64 * i + j).collect()
     }
 
-    /// Plays `ops` on a window of `len` packets from `first` on, and on a set of numbers that do
-    /// not wrap.
+    /// Applies `ops` to a window of `len` packets from `first` on, and to a set of unwrapped
+    /// numbers.
     fn play((len, first): (u32, u32), ops: &[(u8, u32)]) -> Result<(), TestCaseError> {
         let mut pool = BitmapPool::new(len);
         let mut window = RcvBitmap::default();
@@ -160,7 +160,7 @@ mod tests {
         let mut arrived: BTreeSet<u64> = BTreeSet::new();
         for &(what, n) in ops {
             match what {
-                // Mostly near the front, so that runs come about; else anywhere.
+                // Mostly near the front, so that runs occur; else anywhere.
                 0..=6 => {
                     let dist = if what < 4 { n % 8 } else { n % len };
                     let at = rcv_nxt + u64::from(dist);
@@ -168,7 +168,7 @@ mod tests {
                     let place = (psn(rcv_nxt), psn(at));
                     prop_assert_eq!(window.set(place, &mut pool), fresh);
                 }
-                // What has arrived in order, and some that has not.
+                // Packets that have arrived in order, and some that have not.
                 _ => {
                     let more = if what == 9 { n % (len + 10) } else { 0 };
                     while arrived.contains(&rcv_nxt) {
@@ -214,7 +214,8 @@ mod tests {
         }
     }
 
-    /// Every single bit at its place on the wire: dividing by 8 would move all from the ninth on.
+    /// Every single bit at its place on the wire: a division by 8 would misplace all from the ninth
+    /// on.
     #[test]
     fn each_packet_has_its_bit() {
         let (mut pool, cack) = (BitmapPool::new(4096), Psn(u32::MAX - 70));
@@ -243,7 +244,7 @@ mod tests {
             let mut runner = TestRunner::new(config);
             let (found, reached) = crate::plant::with(bug, || {
                 runner.run(&moves(), |(window, ops)| {
-                    // `told` asserts what a SACK must not look like at all.
+                    // `told` asserts the general properties of a SACK.
                     std::panic::catch_unwind(|| play(window, &ops))
                         .unwrap_or_else(|_| Err(TestCaseError::fail("panicked")))
                 })

@@ -11,7 +11,7 @@ use super::*;
 use crate::psn::Psn;
 use crate::types::{GroupAddr, INCARNATION_MAX};
 
-/// Base and operation header of a frame, if it is a good one.
+/// Base and operation header of a frame, if it is valid.
 fn parse(frame: &[u8]) -> Result<(Base, Op), WireError> {
     let rx = RxFrame::new(frame);
     let base = Base::parse(&rx)?;
@@ -49,7 +49,7 @@ fn records(ops: &[(MsgOp, Vec<u8>)]) -> Vec<u8> {
     payload
 }
 
-/// One good packet of each type, with its payload; PACK's has a record with and one without
+/// One valid packet of each type, with its payload; the PACK has a record with and one without
 /// remote CQ data.
 fn one_of_each() -> Vec<(Base, Op, Vec<u8>)> {
     let msg =
@@ -199,7 +199,7 @@ fn any_pack() -> impl Strategy<Value = (Op, Vec<u8>)> {
     })
 }
 
-/// Any good operation header and payload.
+/// Any valid operation header and payload.
 fn any_op() -> impl Strategy<Value = (Op, Vec<u8>)> {
     let none = |op| (op, Vec::new());
     prop_oneof![
@@ -389,7 +389,7 @@ prop_compose! {
 }
 
 prop_compose! {
-    /// Any good packet.
+    /// Any valid packet.
     fn any_packet()(mut base in any_base(), (op, payload) in any_op()) -> (Base, Op, Vec<u8>) {
         if let Op::Open(open) = op {
             base.dst_sid = open.echo_sid;
@@ -401,7 +401,7 @@ prop_compose! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
-    /// What goes out comes back, whatever Ethernet puts behind it.
+    /// Encoding and parsing are inverse, whatever padding Ethernet appends.
     #[test]
     fn every_packet_comes_back((base, op, payload) in any_packet(), pad in any_bytes(0)) {
         let mut bytes = frame(&base, &op, &payload);
@@ -415,7 +415,7 @@ proptest! {
         }
     }
 
-    /// A frame that ends early is refused for ending early, never taken.
+    /// A truncated frame is refused as truncated, never accepted.
     #[test]
     fn every_prefix_is_refused((base, op, payload) in any_packet()) {
         let bytes = frame(&base, &op, &payload);
@@ -432,7 +432,7 @@ proptest! {
         }
     }
 
-    /// With a checksum any flipped bit behind the addresses is noticed.
+    /// With a checksum any flipped bit behind the addresses is detected.
     #[test]
     fn every_flip_under_a_checksum_is_refused(
         (base, op, payload) in any_packet(),
@@ -444,7 +444,8 @@ proptest! {
         prop_assert!(parse(&bytes).is_err(), "bit {bit}");
     }
 
-    /// Arbitrary bytes behind a good prologue: no panic, and what is taken lies in the frame.
+    /// Arbitrary bytes behind a valid prologue: no panic, and accepted headers are within the
+    /// frame.
     #[test]
     fn what_is_taken_lies_in_the_frame(
         ty in 0..32_u8,
@@ -480,8 +481,8 @@ proptest! {
     }
 }
 
-/// Every bit of every packet of the sample, with and without a checksum: no panic; with one, all
-/// are refused but those of the two addresses.
+/// Every bit flip of every sample packet, with and without a checksum: no panic; with one, all are
+/// refused except flips in the two addresses.
 #[test]
 fn every_bit_of_every_type_flipped() {
     for crc in [false, true] {
@@ -525,7 +526,7 @@ fn refused_all(ty: Ty, changes: &[(usize, &[u8])], cause: WireError) {
     assert_eq!(parse(&bytes), Err(cause), "{}: {changes:?}", ty.name());
 }
 
-/// Goal: an ACK may echo congestion, and nothing else may.
+/// Goal: only an ACK may echo congestion.
 #[test]
 fn acknowledgements_alone_echo_a_mark() {
     for (base, op, payload) in one_of_each() {
@@ -539,7 +540,7 @@ fn acknowledgements_alone_echo_a_mark() {
     }
 }
 
-/// Each cause of the base, each once.
+/// Each error of the base, each once.
 #[test]
 fn bases_are_refused_for_their_own_cause() {
     use WireError as E;
@@ -577,7 +578,7 @@ fn bases_are_refused_for_their_own_cause() {
     refused(Ty::Ping, 14, &[VERSION << 5 | 1], E::OpTruncated);
 }
 
-/// An incarnation has 48 bits, or an address could not hold it.
+/// An incarnation has 48 bits, as in an address.
 #[test]
 fn a_long_incarnation_is_refused() {
     for at in [54, 55, 62, 63] {
@@ -585,7 +586,7 @@ fn a_long_incarnation_is_refused() {
     }
 }
 
-/// Each cause of the operation headers, each once.
+/// Each error of the operation headers, each once.
 #[test]
 fn operations_are_refused_for_their_own_cause() {
     use WireError as E;
@@ -656,7 +657,7 @@ fn operations_are_refused_for_their_own_cause() {
     }
 }
 
-/// Each cause of a WHO, each once.
+/// Each error of a WHO, each once.
 #[test]
 fn questions_are_refused_for_their_own_cause() {
     use WireError as E;
@@ -672,7 +673,7 @@ fn questions_are_refused_for_their_own_cause() {
     }
 }
 
-/// Each cause of a MCAST, each once.
+/// Each error of a MCAST, each once.
 #[test]
 fn messages_to_groups_are_refused_for_their_own_cause() {
     use WireError as E;
@@ -689,7 +690,7 @@ fn messages_to_groups_are_refused_for_their_own_cause() {
     refused(Ty::Mcast, 30, &[7], E::PayloadTruncated);
 }
 
-/// Each cause of the one-sided operations, each once.
+/// Each error of the one-sided operations, each once.
 #[test]
 fn one_sided_operations_are_refused_for_their_own_cause() {
     use WireError as E;
@@ -707,7 +708,7 @@ fn one_sided_operations_are_refused_for_their_own_cause() {
     refused(Ty::Read, 44, &[0x81], E::RmaFlags);
     refused(Ty::Read, 44, &[0x84], E::RmaFlags);
     refused(Ty::Write, 72, &[4], E::RmaRange);
-    // An answer of another part than the first, of no byte, and of too many.
+    // A requested RESP for another part than the first, for no byte, and for too many.
     refused(Ty::Read, 44, &[0x85], E::RmaRange);
     for len in [0, READ_ANSWER_MAX + 1] {
         let changes: [(usize, &[u8]); 3] = [(44, &[0x85]), (72, &[0]), (80, &len.to_le_bytes())];
@@ -718,7 +719,7 @@ fn one_sided_operations_are_refused_for_their_own_cause() {
     refused(Ty::Resp, 52, &[10], E::RespStatus);
 }
 
-/// A packet of a later minor version is refused by name; a damaged one is not taken for one.
+/// A packet of a later minor version is refused as unknown; a damaged packet is not taken for one.
 #[test]
 fn unknown_types_are_known_from_damaged_ones() {
     let (base, op, payload) = one_of_each().swap_remove(1);
@@ -736,7 +737,7 @@ fn unknown_types_are_known_from_damaged_ones() {
     assert_eq!((raw.dst, raw.src), (base.dst, base.src));
 }
 
-/// A reserved trailer code is refused even where a right checksum follows.
+/// A reserved trailer code is refused even if a correct checksum follows.
 #[test]
 fn reserved_trailer_codes_are_refused() {
     for code in [1, 2] {
@@ -748,7 +749,7 @@ fn reserved_trailer_codes_are_refused() {
     }
 }
 
-/// A missing IMM is noticed although the base's own check cannot see it.
+/// Missing remote CQ data is detected although the base's check cannot see it.
 #[test]
 fn imm_beyond_the_frame_is_refused() {
     for ty in [Ty::Msg, Ty::MsgM, Ty::Rndv, Ty::Write, Ty::Atomic] {

@@ -267,7 +267,7 @@ impl CongestionControl for DelayWindow {
 mod tests {
     use super::*;
 
-    /// An acknowledgement of some packets of a window that is used whole.
+    /// An acknowledgement of some packets of a fully used window.
     fn ack(packets: u32) -> Acked {
         Acked { packets, under_way: WINDOW }
     }
@@ -300,7 +300,8 @@ mod tests {
         assert!((FEW + 10..FEW + 24).contains(&grown), "about two a round trip, not {grown}");
     }
 
-    /// A window of a session whose last round trips took `rtt_ns`, and the first of them 20 us.
+    /// A new window, and an estimate whose last round trips took `rtt_ns` and whose first took 20
+    /// us.
     fn after_round_trips(rtt_ns: u64) -> (DelayWindow, Rtt) {
         let (mut cwnd, mut rtt) = (DelayWindow::default(), Rtt::default());
         rtt.sample(20_000);
@@ -312,8 +313,8 @@ mod tests {
         (cwnd, rtt)
     }
 
-    /// Goal: what a full port drops halves the window once a round trip, noise does not, and so
-    /// with timeouts.
+    /// Goal: the losses of an overflowing port halve the window once per round trip, noise does
+    /// not; likewise for timeouts.
     #[test]
     fn a_loss_counts_where_there_is_a_queue() {
         let (mut calm, rtt) = after_round_trips(22_000);
@@ -339,7 +340,7 @@ mod tests {
         assert_eq!(full.window(), MIN);
     }
 
-    /// Goal: a queue that others keep up does not starve a session, and losses in it do.
+    /// Goal: a queue of other flows does not starve a session by delay, but by losses.
     #[test]
     fn delay_alone_leaves_a_few_packets() {
         let (mut cwnd, mut rtt) = after_round_trips(20_000);
@@ -361,7 +362,7 @@ mod tests {
         assert!((3..=FEW).contains(&cwnd.window()), "{cwnd:?}");
     }
 
-    /// Tells a window of round trips of `rtt_ns`, one a millisecond, `ms` from `from_ms` on.
+    /// Feeds a window round trips of `rtt_ns`, one per millisecond, for `ms` from `from_ms` on.
     fn stands(cwnd: &mut DelayWindow, rtt: &mut Rtt, from_ms: u64, ms: u64, rtt_ns: u64) {
         for at in from_ms..from_ms + ms {
             rtt.sample(rtt_ns + at % 3 * 1000);
@@ -369,8 +370,8 @@ mod tests {
         }
     }
 
-    /// Goal: a small window competes with whoever keeps a queue up for a second, yields to losses
-    /// then, and competes no more once the queue is gone.
+    /// Goal: a small window competes with flows that keep up a queue for a second, yields to losses
+    /// then, and stops competing once the queue is gone.
     #[test]
     fn a_queue_of_others_is_competed_with() {
         let (mut cwnd, mut rtt) = after_round_trips(20_000);
@@ -386,7 +387,7 @@ mod tests {
         assert_eq!(rtt.min_ns(), 20_000);
     }
 
-    /// Goal: the time that a session is idle is none of a standing queue.
+    /// Goal: idle time of a session does not count as a persistent queue.
     #[test]
     fn an_idle_session_does_not_compete() {
         let (mut cwnd, mut rtt) = after_round_trips(20_000);
@@ -415,8 +416,8 @@ mod tests {
         assert_eq!((cwnd.window(), cwnd.is(WindowFlags::STARTING)), (grown / 2, false));
     }
 
-    /// Goal: a path that has become longer is known for one after a second, ten of competition, and
-    /// another second, and does not compete from then on.
+    /// Goal: a path that has become longer is detected after a second, ten of competition, and
+    /// another second, and does not cause competition from then on.
     #[test]
     fn a_longer_path_is_told_from_a_queue() {
         let (mut cwnd, mut rtt) = after_round_trips(20_000);
@@ -427,8 +428,7 @@ mod tests {
         assert!(cwnd.window() > FEW && !cwnd.is(WindowFlags::COMPETING));
     }
 
-    /// Goal: a peer that computes for a while, and does not answer, has its window back in a few
-    /// round trips.
+    /// Goal: after a pause of a busy peer the window recovers within a few round trips.
     #[test]
     fn a_peer_that_was_silent_is_not_congestion() {
         let (mut cwnd, mut rtt) = after_round_trips(22_000);
@@ -446,7 +446,7 @@ mod tests {
         assert!(cwnd.window() >= before / 2, "{} of {before}", cwnd.window());
     }
 
-    /// Goal: a session that sends little has no large window when there is a queue at last.
+    /// Goal: a session that sends little has no large window when a queue builds up.
     #[test]
     fn what_is_not_used_does_not_grow() {
         let (mut cwnd, mut rtt) = after_round_trips(20_000);
@@ -459,8 +459,8 @@ mod tests {
         assert!(cwnd.size > before);
     }
 
-    /// Goal: a mark takes its fifth although the delay has just taken next to nothing, and once a
-    /// round trip all the same.
+    /// Goal: a mark takes a fifth of the window although a delay has just taken very little, but
+    /// only once per round trip.
     #[test]
     fn a_mark_counts_beside_a_delay() {
         let mut rtt = Rtt::default();
@@ -483,13 +483,13 @@ mod tests {
         }
     }
 
-    /// A window of `packets` that no longer starts.
+    /// A window of `packets` after slow start.
     fn settled(packets: u32, is: WindowFlags) -> DelayWindow {
         DelayWindow { size: packets * ONE, is, ..DelayWindow::default() }
     }
 
-    /// Goal: a window grows by two packets a round trip, by less below eight and in a queue, by one
-    /// while it competes, and by all that is acknowledged while it starts.
+    /// Goal: a window grows by two packets per round trip, by less below eight packets and in a
+    /// queue, by one while it competes, and by all acknowledged packets in slow start.
     #[test]
     fn growth_is_by_what_the_window_knows() {
         let none = settled(16, WindowFlags::empty());
@@ -505,8 +505,8 @@ mod tests {
         assert_eq!([15, 16].map(|packets| starts.growth(16, packets, true)), [16 * ONE, ONE]);
     }
 
-    /// Goal: delay takes its share of half of the window, once a round trip, and leaves eight
-    /// packets; a window is used if half of it was under way.
+    /// Goal: delay takes a proportional share of half of the window, once per round trip, and
+    /// leaves eight packets; a window counts as used if half of it was in flight.
     #[test]
     fn a_queue_takes_in_proportion() {
         let (mut cwnd, mut rtt) = (settled(100, WindowFlags::empty()), Rtt::default());
@@ -539,8 +539,8 @@ mod tests {
         assert_eq!([47, 48].map(used), [false, true]);
     }
 
-    /// Goal: the second timeout in a row of a peer that is silent halves the window, which doubles
-    /// to half of what it was; in a queue the first one halves it.
+    /// Goal: the second timeout in a row of a silent peer halves the window, which then doubles to
+    /// half of its former size; in a queue the first timeout halves it.
     #[test]
     fn a_timeout_halves_by_what_was_seen() {
         let now = Instant(1 << 30);
@@ -561,7 +561,7 @@ mod tests {
         assert_eq!((one.window(), one.start_to), (1, 0));
     }
 
-    /// Goal: noise is told from a full port by how much was lost.
+    /// Goal: noise and an overflowing port are distinguished by the share of lost packets.
     #[test]
     fn a_loss_is_heavy_by_its_share() {
         let mut rtt = Rtt::default();
@@ -577,7 +577,7 @@ mod tests {
         assert_eq!(left(WindowFlags::COMPETING, 128, 1), 64);
     }
 
-    /// Goal: what takes place once a round trip takes place again when more than one has passed.
+    /// Goal: an action that is limited to once per round trip is possible again after a round trip.
     #[test]
     fn a_round_trip_has_passed_when_it_is_over() {
         let mut rtt = Rtt::default();
@@ -599,8 +599,8 @@ mod tests {
         assert_eq!(DelayWindow::whole().window(), WINDOW);
     }
 
-    /// Goal: it is windows of eight to sixteen packets in a longer queue than is allowed that begin
-    /// to compete after a second.
+    /// Goal: windows of eight to sixteen packets in a queue that exceeds the allowance begin to
+    /// compete after a second.
     #[test]
     fn a_small_window_in_a_queue_counts_its_time() {
         let mut rtt = Rtt::default();

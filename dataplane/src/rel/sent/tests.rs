@@ -1,4 +1,4 @@
-//! The flight of a session against a model that looks at every packet each time.
+//! The send window compared with a model that checks every packet each time.
 
 use proptest::prelude::*;
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::idx::TxIdx;
 use crate::rel::rtt::Rtt;
 
-/// A congestion control that lets so many packets under way.
+/// A congestion control with a fixed window.
 #[derive(Debug, Default)]
 struct Fixed(u32);
 
@@ -28,7 +28,7 @@ impl CongestionControl for Fixed {
     fn on_timeout(&mut self, _: Instant, _: u8) {}
 }
 
-/// What the model knows of a packet in flight.
+/// The model's state of a packet in flight.
 #[derive(Clone, Copy, Debug)]
 struct Packet {
     psn: Psn,
@@ -46,7 +46,7 @@ impl Packet {
     }
 }
 
-/// The flight and its model, which are told the same.
+/// The send window and its model, to which the same events are applied.
 struct Both {
     pool: SentPool,
     snd: SendWindow<Fixed>,
@@ -57,7 +57,7 @@ struct Both {
     guesses: u32,
 }
 
-/// A step: what, and a number that it needs.
+/// A step: its kind, and a random number.
 type Step = (u8, u32);
 
 impl Both {
@@ -82,7 +82,7 @@ impl Both {
             10 => self.refuse(),
             11 => self.probe(),
             _ => {
-                // Reordering is seen, or no longer.
+                // Reordering is detected, or no longer.
                 match n % 2 {
                     0 => self.rtt.on_duplicates(2),
                     _ => (0..64).for_each(|_| self.rtt.on_resent_arrived()),
@@ -119,7 +119,7 @@ impl Both {
         self.model.push(Packet { psn, at, first_at, sacked, lost, rtx, refused });
     }
 
-    /// The first few packets arrive in order.
+    /// The first packets arrive in order.
     fn acknowledge(&mut self, n: u32) {
         let flight = self.snd.nxt.since(self.una) as u32;
         let cack = self.una.add(n % (flight + 1));
@@ -137,12 +137,12 @@ impl Both {
         assert!(self.snd.pop_acked(&mut self.pool).is_none());
     }
 
-    /// Some packets behind the first have arrived, and what they overtook is lost.
+    /// Some packets behind the first have arrived, and the overtaken ones are lost.
     fn sack(&mut self, n: u32) {
         let mut words = [0_u64; 64];
         let span = (self.snd.nxt.since(self.una) - 1).max(0) as u32;
         for (i, word) in words.iter_mut().enumerate() {
-            // A run, or many single ones; bits of packets that were never sent as well.
+            // A run, or many single bits; bits of packets that were never sent as well.
             let pattern = if n.is_multiple_of(3) { u64::MAX } else { 0x1111_0101_8080_0001 };
             *word = pattern.rotate_left(n.wrapping_add(i as u32) % 64);
             if !n.is_multiple_of(5) && 64 * i as u32 > span {
@@ -221,7 +221,7 @@ impl Both {
         }
     }
 
-    /// A timer sends the oldest and the newest again, and what is too much is given up.
+    /// A timer retransmits the oldest and the newest packet, and makes room in the window.
     fn probe(&mut self) {
         let missing = |packet: &&mut Packet| !packet.sacked;
         let (oldest, newest) = (self.snd.oldest(&self.pool), self.snd.newest(&self.pool));
@@ -252,7 +252,7 @@ impl Both {
         self.guesses = self.guesses.saturating_sub(dups.into());
     }
 
-    /// Everything that can be asked is answered as the model would.
+    /// Compares all queries with the model.
     fn check(&mut self) {
         let count = |of: fn(&Packet) -> bool| self.model.iter().filter(|p| of(p)).count();
         assert_eq!(self.snd.pipe() as usize, count(Packet::under_way));
@@ -278,8 +278,8 @@ impl Both {
 }
 
 proptest! {
-    /// Goal: every packet in flight is known for what it is, whatever is acknowledged, reported,
-    /// lost, sent again and refused in whatever order, at any window.
+    /// Goal: the state of every packet in flight is correct for acknowledgements, SACKs, losses,
+    /// retransmissions and refusals in any order, at any window.
     #[test]
     fn a_flight_is_what_was_told_of_it(
         first in prop_oneof![Just(0), Just(u32::MAX - 300), any::<u32>()],
@@ -299,7 +299,7 @@ proptest! {
     }
 }
 
-/// Goal: an acknowledgement of what was never sent is told from an old one.
+/// Goal: an acknowledgement of packets that were never sent is distinguished from an old one.
 #[test]
 fn what_was_never_sent_cannot_be_acknowledged() {
     let mut snd = SendWindow::<Fixed>::new(Psn(u32::MAX - 1));
@@ -311,7 +311,7 @@ fn what_was_never_sent_cannot_be_acknowledged() {
     assert!(snd.check(Psn(snd.una.0.wrapping_sub(9))).is_ok(), "an old one");
 }
 
-/// Goal: each record is looked at once, also if more packets without one follow it than the ring
+/// Goal: each record is visited once, also if more packets without a record follow it than the ring
 /// has slots for, as on a lossless path.
 #[test]
 fn a_record_is_looked_at_once() {
@@ -328,8 +328,8 @@ fn a_record_is_looked_at_once() {
     assert_eq!(seen, [psn]);
 }
 
-/// Goal: a round trip is measured on the copy that arrived, without the time that the receiver
-/// waited, which it says in units of 64 ns.
+/// Goal: a round trip is measured on the copy that arrived, without the receiver's delay, which has
+/// units of 64 ns.
 #[test]
 fn a_round_trip_is_without_the_receivers_delay() {
     let mut pool = SentPool::with_capacity(2);
@@ -348,7 +348,7 @@ fn a_round_trip_is_without_the_receivers_delay() {
     assert_eq!(measured(&pool, ack), Some(10_000 - 5 * 64), "the first copy");
 }
 
-/// A flight of `packets` that were sent a nanosecond after each other, the first at 1,000.
+/// A window of `packets` that were sent a nanosecond after each other, the first at 1,000.
 fn flight_of(packets: u32) -> (SentPool, SendWindow<Fixed>) {
     let (mut pool, mut snd) = (SentPool::with_capacity(64), SendWindow::<Fixed>::new(Psn(7)));
     for n in 0..packets {
@@ -360,8 +360,8 @@ fn flight_of(packets: u32) -> (SentPool, SendWindow<Fixed>) {
     (pool, snd)
 }
 
-/// Goal: what arrives sooner after it was sent again than any round trip is the first copy, which
-/// says nothing of what else was sent then.
+/// Goal: a packet that arrives sooner after its retransmission than any round trip is the first
+/// copy, which implies nothing about other packets sent at that time.
 #[test]
 fn an_arrival_before_a_round_trip_is_the_first_copy() {
     for (after, newest) in [(99, None), (100, Some((Instant(5_000), Psn(8))))] {
@@ -376,8 +376,8 @@ fn an_arrival_before_a_round_trip_is_the_first_copy() {
     }
 }
 
-/// Goal: each packet that was sent again and is reported takes back some of the reordering that was
-/// allowed for; one that was sent once says nothing of it.
+/// Goal: each retransmitted packet that arrives reduces the reordering allowance; a packet that was
+/// sent once does not.
 #[test]
 fn what_was_sent_again_and_arrives_takes_back_some_reordering() {
     let (mut pool, mut snd) = flight_of(5);
@@ -399,8 +399,8 @@ fn what_was_sent_again_and_arrives_takes_back_some_reordering() {
     assert_eq!(report(0b1111), allowed - 2 * 6_400 / 64, "no news");
 }
 
-/// Goal: the peer's word and our own setting both bound the window, and so does what the wire can
-/// say.
+/// Goal: the window is bounded by the peer's limit, by the own setting, and by the field on the
+/// wire.
 #[test]
 fn the_least_of_three_bounds_the_window() {
     let mut snd = SendWindow::<Fixed>::new(Psn(7));
@@ -413,8 +413,8 @@ fn the_least_of_three_bounds_the_window() {
     }
 }
 
-/// Goal: a timer takes what was sent up to a time, that time too, and nothing later; a packet that
-/// was sent again does not hide later ones.
+/// Goal: a timer expires packets that were sent up to a time, inclusive, and none later; a
+/// retransmitted packet does not hide later ones.
 #[test]
 fn what_was_sent_up_to_a_time_expires() {
     let (mut pool, mut snd) = flight_of(6);
@@ -431,7 +431,7 @@ fn what_was_sent_up_to_a_time_expires() {
     assert_eq!(lost, [7, 9, 10], "8 was sent again, 11 and 12 after 1,003");
 }
 
-/// Goal: sessions that send by turns share rings, whatever their size.
+/// Goal: sessions that send in turn share rings, whatever their size.
 #[test]
 fn rings_are_used_again() {
     let mut pool = SentPool::with_capacity(1024);
@@ -452,7 +452,7 @@ fn rings_are_used_again() {
     assert_eq!([1, 64, 65, 128, 1, 100].map(&mut flight), [1, 1, 2, 2, 2, 2]);
 }
 
-/// Goal: duplicates of what a timer had sent again are no sign of reordering, and each counts once.
+/// Goal: duplicates of speculative retransmissions are no sign of reordering, and each counts once.
 #[test]
 fn duplicates_of_guesses_were_not_overtaken() {
     let (mut pool, mut snd) = flight_of(3);
@@ -461,7 +461,7 @@ fn duplicates_of_guesses_were_not_overtaken() {
     assert_eq!([1, 0, 5, 5].map(|dups| snd.non_speculative(dups)), [0, 0, 3, 5]);
 }
 
-/// Goal: an acknowledgement and a grant stand side by side.
+/// Goal: acknowledgement and grant are packed side by side.
 #[test]
 fn a_word_says_what_is_acknowledged_and_granted() {
     let mut snd = SendWindow::<Fixed>::new(Psn(0x8000_0007));

@@ -1,4 +1,4 @@
-//! `docs/wire.md` against the code, so that neither can lie.
+//! `docs/wire.md` compared with the code.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use super::*;
 
 const DOC: &str = include_str!("../../../../docs/wire.md");
 
-/// The hex block that is headed `name`: bytes, field name and value of each line.
+/// The hex block with the heading `name`: bytes, field name and value of each line.
 fn example(name: &str) -> Vec<(Vec<u8>, String, Option<String>)> {
     let head = format!("```hex {name}\n");
     let block = DOC.split(&head).nth(1).expect(name).split("```").next().unwrap();
@@ -22,7 +22,7 @@ fn example(name: &str) -> Vec<(Vec<u8>, String, Option<String>)> {
     block.lines().map(line).collect()
 }
 
-/// The fields of a packet under the names of the document.
+/// The fields of a packet by their names in the document.
 fn fields(base: &Base, op: &Op) -> BTreeMap<&'static str, u64> {
     let mut map = BTreeMap::from([
         ("dst_sid", base.dst_sid.into()),
@@ -108,8 +108,8 @@ fn number(text: &str) -> u64 {
     }
 }
 
-/// Every example decodes to the fields written beside it, all fields of the packet are there, and
-/// encoding them again gives the same bytes.
+/// Every example decodes to its documented fields, which are all fields of the packet, and encodes
+/// to the same bytes.
 #[test]
 fn the_worked_examples_are_true() {
     for (name, ty) in [
@@ -154,8 +154,8 @@ fn the_worked_examples_are_true() {
     }
 }
 
-/// `bytes` with the right checksum, so that a wrong one in the document is shown with the right
-/// one beside it.
+/// `bytes` with the correct checksum, so that a wrong one in the document is reported with the
+/// correct one.
 fn frame_without_crc_check(bytes: &[u8]) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     if bytes[15] & 3 == 3 {
@@ -174,8 +174,8 @@ fn table(head: &str) -> Vec<Vec<String>> {
         .collect()
 }
 
-/// The document names each refusal's counter, once, and no other; and answers those by NACK that
-/// the code calls malformed and that a reliable packet can have.
+/// The document lists each error's counter once, and no other; and the errors that are answered by
+/// a NACK are those that the code calls malformed and that a reliable packet can have.
 #[test]
 fn every_refusal_is_documented() {
     let rows = table("| counter | cause |");
@@ -193,7 +193,7 @@ fn every_refusal_is_documented() {
     }
 }
 
-/// The table of types says what the code does.
+/// The document's table of types equals the code's.
 #[test]
 fn every_type_is_documented() {
     let rows = table("| type | name | class |");
