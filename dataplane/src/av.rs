@@ -292,7 +292,7 @@ mod tests {
         AvEntry { peer, ep, rx_ctx: 0, incarnation: LIVES[1] }
     }
 
-    /// Any, and two that differ in the high word.
+    /// Any incarnation, and two that differ in the high word.
     const LIVES: [u64; 3] = [0, 5, 1 << 40 | 5];
 
     #[derive(Clone, Copy, Debug)]
@@ -302,7 +302,7 @@ mod tests {
         RemoveUnset(u64),
     }
 
-    /// Peers and endpoints few enough that duplicates are common.
+    /// Few peers and endpoints, so that duplicates are common.
     fn op() -> impl Strategy<Value = Op> {
         let peer = 0u32..7;
         let ep = prop_oneof![0u16..3, Just(u16::MAX)];
@@ -316,7 +316,7 @@ mod tests {
     }
 
     proptest! {
-        /// The vector against a map from index to endpoint.
+        /// The vector compared with a map from index to endpoint.
         #[test]
         fn av_is_a_map_both_ways(hint in 0usize..40, ops in prop::collection::vec(op(), 1..200)) {
             let mut av = Av::with_capacity(hint);
@@ -385,7 +385,7 @@ mod tests {
         assert_eq!((av.remove(1 << 62), av.reverse(PeerIdx::of(1), LIVES[1], 8)), (None, None));
     }
 
-    /// Row X24: the name is the user's until the index is removed, and nothing else changes.
+    /// Row X24: a user ID stays until the index is removed, and nothing else changes.
     #[test]
     fn an_index_has_a_name_of_its_users() {
         for by_user_id in [false, true] {
@@ -425,7 +425,7 @@ mod tests {
         }
     }
 
-    /// Enough endpoints to grow the way back many times, removed in another order.
+    /// Enough endpoints to grow the reverse table many times, removed in another order.
     #[test]
     fn many_endpoints_come_and_go() {
         let mut av = Av::with_capacity(0);

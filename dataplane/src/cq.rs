@@ -393,7 +393,7 @@ mod tests {
 
     use crate::types::ProvErrno;
 
-    /// Keeps the entry.
+    /// A reader that keeps the entry.
     struct Keep<'a>(&'a mut Option<Cqe>);
 
     impl Reader for Keep<'_> {
@@ -481,7 +481,7 @@ mod tests {
         }
     }
 
-    /// What a read must say: the successes before the next failure.
+    /// The expected result of a read: the successes before the next failure.
     fn expected(model: &mut VecDeque<(u64, Kind)>, most: usize) -> Result<Vec<Cqe>> {
         match model.front() {
             None => return Err(Error::Again),
@@ -502,8 +502,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(1_000))]
 
-        /// The queue against a `VecDeque` of (number, kind): nothing lost, nothing out of order,
-        /// never more than the capacity promised or used, no allocation but where it grows.
+        /// The queue compared with a `VecDeque` of (number, kind): no entry is lost or out of
+        /// order, used and reserved entries never exceed the capacity, and only growth allocates.
         #[test]
         fn queue_keeps_order_and_promises(
             size in 1usize..20,
@@ -605,7 +605,7 @@ mod tests {
         Cq::new(4).push(Cqe::default());
     }
 
-    /// The lead's entry is free: it is no reservation that an operation may use.
+    /// The lead's ring entry is free: no operation may use it without a reservation.
     #[test]
     #[should_panic(expected = "nothing is reserved")]
     fn a_push_without_reservation_panics_behind_a_lead_too() {

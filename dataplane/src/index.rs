@@ -146,13 +146,13 @@ mod tests {
 
     use super::*;
 
-    /// A hash of which little is left, so that keys meet.
+    /// A hash with few different values, so that keys collide.
     fn poor(key: u64) -> u64 {
         (key % 7).wrapping_mul(0x2492_4924_9249_2492)
     }
 
     proptest! {
-        /// The table against a map. The key of an index stands in a list.
+        /// The table compared with a map. The key of an index is in a list.
         #[test]
         fn an_index_is_a_map(
             hint in 0usize..40,
@@ -172,7 +172,7 @@ mod tests {
                         model.insert(key, idx);
                     }
                     Some(idx) if !put => {
-                        // The key may be gone by then.
+                        // The key may be gone before the removal.
                         keys[idx as usize] = u64::MAX;
                         table.remove(poor(key), idx, |i| poor(keys[i as usize]));
                         model.remove(&key);
@@ -200,7 +200,7 @@ mod tests {
         assert_eq!(table.get(poor(1), |_| false), None);
     }
 
-    /// Room for `n` is room for `n`: nothing is copied meanwhile.
+    /// Room for `n` suffices for `n`: no rehash.
     #[test]
     fn what_was_asked_for_is_enough() {
         for n in [1, 14, 15, 4096, 100_000] {

@@ -635,7 +635,7 @@ mod tests {
         }
     }
 
-    /// Asks `nodes`, which all have the target's address and are turned every 5 us. `wire` says
+    /// Pings `nodes`, which all have the target's address and are turned every 5 us. `wire` decides
     /// which frames pass, those to the target first, and may change them.
     fn ask(
         settings: PingSettings,
@@ -653,7 +653,7 @@ mod tests {
         ask_among(ping, nodes, wire, |_| Vec::new())
     }
 
-    /// [`ask_by`] while a third station sends frames under the target's address, before the answers
+    /// [`ask_by`] while a third station sends frames with the target's address before the answers
     /// arrive.
     fn ask_among(
         mut ping: Ping,
@@ -696,7 +696,7 @@ mod tests {
 
     #[test]
     fn a_node_that_is_well_answers_all_and_keeps_nothing() {
-        // Lives with other first numbers.
+        // Incarnations with different first PSNs.
         for life in 1..20 {
             let report = ask(settings(), &mut [node(life)], |_, _| true);
             assert_eq!((report.verdict, &report.incarnations[..]), (Verdict::Well, &[life][..]));
@@ -709,7 +709,7 @@ mod tests {
         assert_eq!(lengths, [(60, 5), (1514, 5), (9014, 5)]);
         assert_eq!(report.lengths[0].percentile(500), Some(10_000));
         assert_eq!(report.open_ns, 10_000);
-        // Nothing is left, and nobody is alarmed.
+        // No session is left, and no error was reported.
         let Some(Notice::SessionEnded(end)) = nodes[0].observed.notice() else {
             panic!("it ended")
         };
@@ -717,7 +717,8 @@ mod tests {
         assert_eq!(nodes[0].session_infos().map(|s| s.state).collect::<Vec<_>>(), ["idle"]);
     }
 
-    /// Goal: the longest frame that passes is told to the byte, although one in four is lost.
+    /// Goal: the longest frame that passes is found to the byte, although one frame in four is
+    /// lost.
     #[test]
     fn only_short_frames_pass() {
         for most in [600, 1514, 4000, 9013] {
@@ -782,8 +783,8 @@ mod tests {
         assert_eq!(report.incarnations, [77, 78]);
     }
 
-    /// Goal: a session with another process of our address is not touched, and told. Method: the
-    /// node has one with a ping that goes on, and another is begun.
+    /// Goal: a session with another process of the source address is not touched, and is reported.
+    /// Method: the node has a session with one running ping when another begins.
     #[test]
     fn a_session_of_another_process_here_is_left_alone() {
         let mut nodes = [node(77)];
@@ -820,8 +821,8 @@ mod tests {
         Keyring::of_certificate(own, Mode::Encrypted, [entropy; 32])
     }
 
-    /// Goal: a node with a key answers who has it, in each mode, with each cipher, and with a
-    /// certificate; all frames of both are sealed, and nothing is left.
+    /// Goal: a node with a key answers a holder of the key, in each mode, with each cipher, and
+    /// with a certificate; all frames of both are sealed, and no session is left.
     #[test]
     fn a_node_with_a_key_answers_who_has_it() {
         let root = Root::new();
@@ -847,13 +848,13 @@ mod tests {
         }
     }
 
-    /// Goal: another key, none on one side, and a certificate that is refused are told.
+    /// Goal: a different key, a key on one side only, and a refused certificate are reported.
     #[test]
     fn another_key_is_told() {
         let (root, other) = (Root::new(), Root::new());
         let key = |n| Some(ring(n, Mode::Encrypted, n));
         let cert = |root: &Root, n| Some(certified(root, "spiffe://a.org/1", n));
-        // Refused by this side, which says so to nobody else.
+        // Refused by this side, which does not tell the other side.
         let own = credentials(&root.leaf("spiffe://a.org/2"), &root, &["spiffe://a.org/9"]);
         let picky = Some(Keyring::of_certificate(own.unwrap(), Mode::Encrypted, [1; 32]));
         for (here, there, want) in [
@@ -874,14 +875,14 @@ mod tests {
         }
     }
 
-    /// The bytes of a sealed OPEN in answer before its tag; `None` if the frame is none.
+    /// Offset of the tag of a sealed OPEN in answer; `None` for other frames.
     fn answer_end(frame: &[u8]) -> Option<usize> {
         let (_, op) = sealed::open_in(&RxFrame::new(frame))?;
         op.is_answer().then_some(())?;
         (!op.is_challenge()).then(|| wire::BASE_LEN + usize::from(sealed::plen(frame)))
     }
 
-    /// Puts the tag that everybody can make behind the first `end` bytes of a frame.
+    /// Appends the publicly computable tag to the first `end` bytes of a frame.
     fn tag_again(tags: &Keyring, frame: &mut Vec<u8>, end: usize) {
         frame.resize(end, 0);
         frame.extend(tags.tag_key().tag(frame));
@@ -890,8 +891,8 @@ mod tests {
         sealed::append_crc(frame, len);
     }
 
-    /// Asks a node with `rings` whose answers are changed on the way. Returns the report and how
-    /// many were.
+    /// Pings a node with `rings` whose answers are changed in transit. Returns the report and the
+    /// number of changed answers.
     fn ask_changed(
         rings: &[Keyring; 2],
         mut change: impl FnMut(&mut Vec<u8>, usize),
@@ -909,9 +910,9 @@ mod tests {
         (report, changed)
     }
 
-    /// Goal: an OPEN in answer that was changed on the way opens nothing, in any byte before its
-    /// tag, nor in that; with certificates, where everybody can make the tag, also if that is right
-    /// again, and if the message of the handshake is cut off.
+    /// Goal: an OPEN in answer that was changed in transit, in any byte before its tag or in the
+    /// tag, opens no session; with certificates, where anybody can make the tag, also with a
+    /// correct tag, and with a truncated handshake message.
     #[test]
     fn a_changed_answer_opens_nothing() {
         let root = Root::new();
@@ -959,9 +960,9 @@ mod tests {
         frame
     }
 
-    /// Goal: frames that anybody can send in the name of a station with a key or a certificate take
-    /// nothing from the pings that it answers, and are the verdict only if it does not answer:
-    /// frames of another version, recorded RSTs, RSTs with a tag that everybody can make.
+    /// Goal: frames that anybody can send in the name of a station with a key or a certificate do
+    /// not disturb a ping that the station answers, and are the verdict only if it does not answer:
+    /// frames of another version, replayed RSTs, RSTs with a publicly computable tag.
     #[test]
     fn what_strangers_say_ends_and_delays_nothing() {
         let root = Root::new();
@@ -1007,8 +1008,8 @@ mod tests {
         Ping::sealed(PingSettings { mtu: 300, ..settings() }, here, true);
     }
 
-    /// Goal: nothing that a station sends can panic, and it comes to an end. Method: answers with
-    /// one byte changed, each in turn.
+    /// Goal: no frame of a station can cause a panic or keep the ping from ending. Method: answers
+    /// with one byte changed, each in turn.
     #[test]
     fn whatever_comes_back_it_ends() {
         for at in 0..104 {

@@ -880,8 +880,8 @@ mod tests {
         RecvReq { kind, buf, src: FI_ADDR_UNSPEC, tag: 0, ignore: 0, context: 9, flags }
     }
 
-    /// Turns that come quickly one after the other need not read the clock, however long as many of
-    /// them took as went without.
+    /// Turns in quick succession on average skip the clock, whatever number of turns skipped it
+    /// before.
     #[test]
     fn turns_are_brisk_on_average() {
         let (a, _b) = Loopback::pair();
@@ -899,8 +899,9 @@ mod tests {
         assert!(!quick(0, 2 * TURN_GAP_NS));
     }
 
-    /// Goal: who waits in vain, polls without a pause and then seldom, is told of a death by the
-    /// second poll after the port was asked, and not by the one that happens to read the clock.
+    /// Goal: an application that waits for a dead peer, first polling without a pause and then
+    /// rarely, sees the error at the second poll after the port's check, not only at the poll that
+    /// happens to read the clock.
     #[test]
     fn who_polls_seldom_is_told_of_a_death_in_time() {
         let segment = ShmSettings::named(&format!("seldom-{}", std::process::id()));
@@ -934,20 +935,20 @@ mod tests {
         assert!(polls <= Some(2), "told by poll {polls:?}, one in 60 ms");
     }
 
-    /// A port that may lose frames: only such a one leads out of this machine.
+    /// A port that may lose frames: only such a port leads out of this machine.
     fn lossy(port: Loopback) -> Fault {
         let loses = FaultSettings { loss: f64::MIN_POSITIVE, ..FaultSettings::default() };
         Fault::new(Box::new(port), loses, "fault()")
     }
 
-    /// Joins a segment under the address of a port that may lose frames.
+    /// Joins a segment with the station address of a port that may lose frames.
     fn join(segment: &ShmSettings, far: Loopback) -> Near<AnyPort> {
         let far: Box<dyn Port> = Box::new(lossy(far));
         Near::join(segment, far.into(), "near".into()).unwrap_or_else(|(_, why)| panic!("{why}"))
     }
 
-    /// Goal: polls that skip the clock see near frames, end when something has to leave by time,
-    /// and are noticed once they come seldom. Method: as many as there may be are allowed anew.
+    /// Goal: polls that skip the clock see near frames, stop skipping when a timer is armed, and
+    /// are detected once they become rare. Method: skipping is allowed anew before each step.
     #[test]
     fn polls_without_the_clock_put_nothing_off() {
         let segment = ShmSettings::named(&format!("skips-{}", std::process::id()));
@@ -969,7 +970,7 @@ mod tests {
             a.turn().unwrap();
             b.turn().unwrap();
         }
-        // The acknowledgement of the first message is out.
+        // The acknowledgement of the first message has been sent.
         while a.fast_turn(NoReader) != Some(0) {
             let _ = a.turn();
             skip_clock(&mut a);
@@ -981,7 +982,7 @@ mod tests {
         let polls = (1..).find(|_| a.fast_turn(NoReader) == Some(1));
         assert_eq!((polls, a.now), (Some(1), read_at), "a near frame is found without the clock");
         assert_eq!(a.node_mut().cq_read(a_cq, &mut cqe), Ok(1));
-        // A timer runs from here on: the peer's silence counts.
+        // A timer runs from here on, for the peer's silence.
         let to_b = a.av_insert(a_av, b.node().addr_of(b_ep).unwrap()).unwrap();
         let flags = OpFlags::DELIVERY_COMPLETE;
         a.post_send(a_ep, SendReq { flags, ..send(to_b) }).unwrap();
@@ -997,14 +998,14 @@ mod tests {
         assert_eq!(a.fast_turn(NoReader), None, "by time: the clock is needed");
     }
 
-    /// Goal: nothing of a program under a key leaves this machine's memory unsealed, not even what
-    /// is for a process of this node that has just gone; and what was sent to that ends.
+    /// Goal: no frame of a program with a key leaves this machine's memory unsealed, not even one
+    /// for a process of this node that has just exited; and the operations towards it end.
     #[test]
     fn what_is_for_a_neighbour_that_has_gone_does_not_leave() {
         let segment = ShmSettings::named(&format!("poll-gone-{}", std::process::id()));
         let key = || PreSharedKey::new(&[7; 32], Mode::Encrypted).unwrap();
         let keys = |n| Keyring::new(vec![key()], [n; 32]);
-        // The end of the wire has the address of the neighbour.
+        // The far end of the wire has the neighbour's address.
         let ((a_far, mut wire), (_other, b_far)) = (Loopback::pair(), Loopback::pair());
         let (mut a, a_av, a_cq, a_ep) = open_with(join(&segment, a_far), 11, keys(1));
         let (mut b, b_av, b_cq, b_ep) = open_with(join(&segment, b_far), 22, keys(2));
@@ -1023,7 +1024,7 @@ mod tests {
         for _ in 0..4 {
             let mut req = send(dest);
             let _ = a.try_send(a_ep, &mut req) || a.post_send(a_ep, req).is_ok();
-            // One post tells of the messages that were lost, once their session has ended.
+            // One post returns the error of the lost messages, once their session has ended.
             posted += usize::from(a.post_send(a_ep, SendReq { flags, ..send(dest) }).is_ok());
         }
         assert!(posted >= 3, "{posted} of 4 were posted");
@@ -1041,9 +1042,9 @@ mod tests {
     }
 
     /// Goal: messages whose sends succeeded arrive, although their sender died and its successor
-    /// was inserted before anybody looked into the ring. Method: over a port whose first burst is
-    /// all, over one whose first burst is a single frame, and over one whose first bursts are empty
-    /// because frames come that are too long for it.
+    /// was inserted before the receiver polled its ring. Method: over a port whose first burst
+    /// contains all frames, over one whose first burst is a single frame, and over one whose first
+    /// bursts are empty because of overlong frames.
     #[test]
     fn what_an_earlier_life_sent_is_taken_before_it_is_superseded() {
         let (a, b) = Loopback::pair();
@@ -1073,7 +1074,7 @@ mod tests {
             b.turn().unwrap();
         }
         assert_eq!(a.node_mut().cq_read(a_cq, &mut cqe), Ok(1));
-        // A poll that finds nothing makes the next one look for a single frame.
+        // A poll that finds nothing makes the next one poll for a single frame.
         b.turn().unwrap();
         let long = [&b_addr.station.mac.0[..], &[0; 2000]].concat();
         for _ in 0..too_long {

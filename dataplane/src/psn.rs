@@ -43,7 +43,7 @@ const fn since(a: u32, b: u32, bits: u32) -> i32 {
 mod tests {
     use super::*;
 
-    /// Every pair on a circle of 256, against walking there step by step.
+    /// Every pair on a circle of 256, compared with counting step by step.
     #[test]
     fn since_is_the_shorter_way_on_a_small_circle() {
         for b in 0..=255u8 {

@@ -608,8 +608,8 @@ mod tests {
     }
 
     proptest! {
-        /// A slab against a map: same values at the same indices, full when it says so, the last
-        /// freed slot first, and a handle that lives exactly as long as its value.
+        /// A slab compared with a map: same values at the same indices, full at capacity, the last
+        /// freed slot first, and handles valid exactly as long as their values.
         #[test]
         fn slab_is_a_bounded_map(
             capacity in 0usize..12,
@@ -719,7 +719,7 @@ mod tests {
         }
     }
 
-    /// What a list does, drawn; the same for the list and for the queue it is compared with.
+    /// A random operation on a list and on the queue that it is compared with.
     fn turn<const LIST: usize>(
         list: &mut List<LIST>,
         model: &mut VecDeque<u32>,
@@ -760,7 +760,7 @@ mod tests {
     }
 
     proptest! {
-        /// Two lists through the same entries against two queues.
+        /// Two lists through the same entries, compared with two queues.
         #[test]
         fn lists_are_queues(
             ops in prop::collection::vec((any::<bool>(), 0u8..5, any::<usize>()), 1..300),

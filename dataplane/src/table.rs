@@ -354,9 +354,9 @@ mod tests {
     }
 
     proptest! {
-        /// A table against a map: same values at the same indices, full when it says so, the last
-        /// freed slot first, something vacant wherever nothing is, and a handle that lives exactly
-        /// as long as its value.
+        /// A table compared with a map: same values at the same indices, full at capacity, the last
+        /// freed slot first, vacant values in all free slots, and handles valid exactly as long as
+        /// their values.
         #[test]
         fn table_is_a_bounded_map(
             capacity in 0usize..12,
@@ -400,7 +400,7 @@ mod tests {
                         } else {
                             prop_assert_eq!(table.discard(idx), &was);
                             prop_assert_eq!(table.at_mut(idx), Some(&mut { was }));
-                            // As the rest of the test wants it.
+                            // The value that the test expects of a vacant slot.
                             *table.at_mut(idx).unwrap() = usize::MAX;
                         }
                         freed.push(idx);

@@ -326,14 +326,14 @@ mod tests {
 
     #[derive(Clone, Copy, Debug)]
     enum Op {
-        /// Arms an id so many nanoseconds from now, or before it.
+        /// Arms an id for a time relative to now, nanoseconds.
         Arm(u32, i64),
         Disarm(u32),
-        /// Lets time pass and expires at most so many ids.
+        /// Advances time by nanoseconds and expires at most so many ids.
         Pass(u64, usize),
     }
 
-    /// From within a slot to hours, with the exact edges of slots and of the wheel in it.
+    /// From less than a slot to hours, with the exact boundaries of slots and of the wheel.
     fn distance() -> impl Strategy<Value = u64> {
         const AROUND: u64 = SLOTS as u64 * TICK_NS;
         prop_oneof![
@@ -357,7 +357,7 @@ mod tests {
         ]
     }
 
-    /// The latest moment by which a deadline must have come out.
+    /// The latest time at which a deadline must have expired.
     fn bound(at: u64) -> u64 {
         at.saturating_add(TICK_NS - 1)
     }
@@ -365,8 +365,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(1_000))]
 
-        /// The wheel against a map from id to deadline. Nothing comes out early, nothing more than
-        /// a slot late, nothing twice; and the next deadline promises no more than that.
+        /// The wheel compared with a map from id to deadline. No timer expires early, more than a
+        /// slot late, or twice; and the next deadline is not later than that.
         #[test]
         fn wheel_is_a_map_of_deadlines(
             start in prop_oneof![0..2 * TICK_NS, 1u64 << 40..1 << 41],
@@ -409,14 +409,14 @@ mod tests {
                 let next = wheel.next_deadline();
                 prop_assert_eq!(next.is_some(), !model.is_empty());
                 if let (Some(next), Some(&first)) = (next, model.values().min()) {
-                    // What has been due all along comes out of the next call, whenever that is.
+                    // A timer that was due before expires in the next call, whenever that is.
                     prop_assert!(next.0 <= bound(first.max(now)), "{next:?} for {first} at {now}");
                 }
             }
         }
     }
 
-    /// A caller that sleeps until the next deadline each time gets every id in its time, also one
+    /// A caller that sleeps until the next deadline each time receives every id in time, also one
     /// hours away.
     #[test]
     fn following_the_next_deadline_finds_every_timer() {
@@ -436,12 +436,12 @@ mod tests {
         }
         seen.sort_unstable();
         assert_eq!(seen, [0, 1, 2, 3]);
-        // Once around the wheel for each 8.4 ms of the hour.
+        // One revolution of the wheel per 8.4 ms of the hour.
         assert!(rounds < 3_600_000 / 8 + 10, "{rounds}");
     }
 
-    /// Hours in one step, with every slot occupied and as many deadlines not reached yet: each id
-    /// is handled a fixed number of times, and an empty slot costs nothing.
+    /// An advance by hours, with every slot occupied and as many deadlines still ahead: each id is
+    /// visited a fixed number of times, and an empty slot costs nothing.
     #[test]
     fn a_jump_of_hours_handles_each_id_a_few_times() {
         const HOUR: u64 = 3_600_000_000_000;
@@ -463,8 +463,8 @@ mod tests {
         assert_eq!((due, wheel.len()), (4096, 0));
     }
 
-    /// What most timers do: pushed on at every packet, never reached. The list is not touched, and
-    /// the wheel comes by once each time around.
+    /// The usual timer: postponed at every packet, never expired. The list is not touched, and the
+    /// wheel visits the timer once per revolution.
     #[test]
     fn pushing_a_timer_on_is_lazy() {
         let mut wheel = Wheel::new(1, Instant(0));
