@@ -36,8 +36,8 @@ const CAPS: Caps = Caps::MSG.union(Caps::TAGGED).union(Caps::RECV).union(Caps::A
 
 impl Eps {
     /// Creates a shared receive context. Receives may be posted to it at once.
-    /// [`ep_close`](super::Node::ep_close) closes it once no endpoint shares it any more; receives without
-    /// a message then end without a completion.
+    /// [`ep_close`](super::Node::ep_close) closes it once no endpoint shares it any more; receives
+    /// without a message then end without a completion.
     ///
     /// Only the attributes for receives are used.
     ///
