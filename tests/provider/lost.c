@@ -37,7 +37,10 @@ void face_say(int level, const char *what) { }
 size_t face_size(MPI_Datatype type) { return 0; }
 ptrdiff_t face_extent(MPI_Datatype type) { return 0; }
 bool face_is_plain(MPI_Datatype type, size_t count, ptrdiff_t *before) { return true; }
-struct reduced face_reduced(MPI_Datatype type) { return (struct reduced) { 0 }; }
+struct reduction_type face_reduced(MPI_Datatype type)
+{
+	return (struct reduction_type) { 0 };
+}
 MPI_Datatype face_keep(MPI_Datatype type) { return type; }
 void face_let_go(MPI_Datatype kept) { }
 void face_pack(const struct part *from, void *to) { }
