@@ -1058,10 +1058,10 @@ fn the_owner_reaches_its_region_and_no_more() {
     region.assert_guards();
 }
 
-/// Goal: a read is told that it was refused also in the life of its record whose number is 0 modulo
-/// 2^32, and one in that life is answered.
+/// Goal: where the generation of a read's record would be 0, after 2^32 uses of the slot, a read is
+/// answered, and a refused one ends and frees its record.
 #[test]
-fn reads_end_when_the_lives_of_their_records_begin_anew() {
+fn reads_end_where_the_generation_of_their_record_wraps() {
     for (wrong, want) in [(0, None), (1 << 30, Some(Error::KeyRejected))] {
         let mut pair = Pair::new(1500, false);
         let region = pair.region(1, 9000, ALL);
@@ -1071,7 +1071,9 @@ fn reads_end_when_the_lives_of_their_records_begin_anew() {
             pair.read_to(buf, rma, context).unwrap();
             pair.run(5_000_000);
             assert_eq!(pair.outcomes(0), [(context, want)]);
-            pair.ends[0].node.pulls.records.exhaust_generations();
+            let records = &mut pair.ends[0].node.pulls.records;
+            assert!(records.is_empty(), "a record outlived its read");
+            records.exhaust_generations();
         }
     }
 }
