@@ -13,7 +13,9 @@ use barewire_driver::frame::RxFrame;
 use barewire_driver::port::{MacAddr, Station};
 
 use crate::input::Input;
-use crate::session::REGION_KEY;
+
+/// Key of the region that peers may access.
+pub(crate) const REGION_KEY: u64 = 17;
 
 /// What somebody who hears everything that a node says to one station knows of their session.
 #[derive(Clone, Debug, Default)]

@@ -14,7 +14,7 @@ use barewire_dataplane::types::{Cqe, EpAddr, FI_ADDR_UNSPEC, FiAddr, Instant};
 use barewire_driver::frame::{RxFrame, TxFrame};
 use barewire_driver::port::{PortCaps, Station, Tx};
 
-use crate::forge::{self, Overheard};
+use crate::forge::{self, Overheard, REGION_KEY};
 use crate::input::Input;
 use crate::memory::{FILL, Memory};
 
@@ -30,8 +30,7 @@ const EPS: usize = 2;
 /// Frames under way to one node at most; what is more is lost.
 const QUEUE_MAX: usize = 512;
 
-/// Key and length of the region that peers may access.
-pub(crate) const REGION_KEY: u64 = 17;
+/// Length of the region that peers may access.
 const REGION_LEN: usize = 4096;
 
 /// What sends hold.
