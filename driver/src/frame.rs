@@ -116,7 +116,7 @@ impl Body<'_> {
     pub fn crc32c(&self, crc: u32) -> u32 {
         match *self {
             // SAFETY: the bytes of a slice.
-            Body::Bytes(b) => unsafe { crc32c_of_raw(crc, b.as_ptr(), b.len()) },
+            Body::Bytes(b) => unsafe { crc32c_of_raw(crc, b.as_ptr(), b.len(), 0) },
             Body::Io { buf, offset, len } => buf.crc32c(crc, offset, len),
             Body::Frame { frame, offset } => {
                 let sum = frame.crc32c(crc, offset, self.len());
@@ -633,10 +633,9 @@ impl<'a> RxFrame<'a> {
             return None;
         }
         // The checksum protects against accidental corruption, not against a concurrent writer, so
-        // reading the bytes again later is no vulnerability. They are copied in blocks because a
-        // slice must not change under its reader.
+        // reading the bytes again later is no vulnerability.
         // SAFETY: `len` bytes at `offset` are mapped, as was just checked.
-        Some(unsafe { crc32c_of_raw(crc, self.base.add(offset), len) })
+        Some(unsafe { crc32c_of_raw(crc, self.base.add(offset), len, 0) })
     }
 
     /// Asks the processor to fetch the first cache line.

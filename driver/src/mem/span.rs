@@ -467,13 +467,15 @@ impl IoBuf {
     /// If they are not all inside.
     pub fn crc32c(&self, crc: u32, offset: usize, len: usize) -> u32 {
         if let Some(piece) = self.in_first(offset, len) {
+            // The next frame of a long message has the bytes behind these.
+            let next = self.spans()[0].len - offset - len;
             // SAFETY: `len` bytes at `piece` are inside a lent span.
-            return unsafe { super::crc32c_of_raw(crc, piece, len) };
+            return unsafe { super::crc32c_of_raw(crc, piece, len, next) };
         }
         let mut crc = crc;
         // SAFETY: `each` calls with `n` bytes at `piece` inside a lent span.
         self.each(offset, len, |piece, _, n| unsafe {
-            crc = super::crc32c_of_raw(crc, piece, n);
+            crc = super::crc32c_of_raw(crc, piece, n, 0);
         });
         crc
     }
