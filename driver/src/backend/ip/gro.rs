@@ -17,7 +17,8 @@ const EXPECTED_BURSTS: u16 = 4096;
 /// A copy of one coalesced datagram, whose frames are lent one by one.
 pub(super) struct GroBuffer {
     bytes: Box<[u8]>,
-    /// Offset of the next frame, end of the last, and length of each but the last, bytes.
+    /// Offset of the next frame, end of the last, and length of each but the last, bytes. The length
+    /// is tried first for the next datagram.
     at: usize,
     end: usize,
     segment_len: usize,
@@ -64,9 +65,8 @@ impl GroBuffer {
         if !self.is_empty() || len > DATAGRAM_MAX || !datagram.copy_to(0, &mut self.bytes[..len]) {
             return false;
         }
-        let Some(segment_len) = find_segment_len(&self.bytes[..len], frame_max) else {
-            return false;
-        };
+        let found = find_segment_len(&self.bytes[..len], frame_max, self.segment_len);
+        let Some(segment_len) = found else { return false };
         (self.at, self.end, self.segment_len, self.expected) =
             (0, len, segment_len, EXPECTED_BURSTS);
         self.marked = datagram.is_marked();
@@ -83,12 +83,20 @@ impl GroBuffer {
 }
 
 /// The segment length of a coalesced datagram: the least at which each frame begins with the
-/// Ethernet header of the first.
-fn find_segment_len(datagram: &[u8], frame_max: usize) -> Option<usize> {
+/// Ethernet header of the first. `before`: that of another datagram, which is tried first.
+fn find_segment_len(datagram: &[u8], frame_max: usize, before: usize) -> Option<usize> {
     let head = datagram.first_chunk::<ETH_HDR_LEN>()?;
     let begins = |at: usize| datagram.get(at..at + ETH_HDR_LEN) == Some(head);
     let all = |len: usize| (len..datagram.len()).step_by(len).all(begins);
-    (ETH_HDR_LEN..=frame_max.min(datagram.len())).find(|&len| begins(len) && all(len))
+    let max = frame_max.min(datagram.len());
+    if (ETH_HDR_LEN..=max).contains(&before) && begins(before) && all(before) {
+        // Headers are at all multiples of the least, so the least divides this one.
+        let mut parts = 2..=before / ETH_HDR_LEN;
+        if !parts.any(|n| before.is_multiple_of(n) && begins(before / n)) {
+            return Some(before);
+        }
+    }
+    (ETH_HDR_LEN..=max).find(|&len| begins(len) && all(len))
 }
 
 #[cfg(test)]
@@ -103,6 +111,7 @@ mod tests {
             len in ETH_HDR_LEN..1500_usize,
             count in 2..40_usize,
             last in ETH_HDR_LEN..1500_usize,
+            times in 0..5_usize,
             seed: u8,
         ) {
             let last = last.min(len);
@@ -114,7 +123,8 @@ mod tests {
             let frames: Vec<_> = (1..=count).map(|n| frame(n, len_of(n))).collect();
             let bytes = frames.concat();
             prop_assume!(bytes.len() <= DATAGRAM_MAX);
-            let mut gro = GroBuffer::new();
+            // Segments of the datagram before may have been as many times as long.
+            let mut gro = GroBuffer { segment_len: times * len, ..GroBuffer::new() };
             let is_marked = seed % 2 == 1;
             let lent = RxFrame::new(&bytes).with_mark(is_marked);
             prop_assert!(gro.store(&lent, 1500));
