@@ -234,6 +234,8 @@ impl Domain {
         let mut core = self.dom.enter_control()?;
         core.node().sessions().set_keys(Engine::now(), keys)?;
         core.key_watch = None;
+        // Sessions that are being opened restart, and their next deadline is now.
+        core.posted(&self.dom);
         Ok(())
     }
 

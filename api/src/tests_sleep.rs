@@ -1,5 +1,6 @@
 //! Who sleeps in a call, and what has to wake it.
 
+use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -195,4 +196,37 @@ fn no_signal_goes_to_the_progress_thread() {
         let blocked = masks.iter().all(|mask| mask >> (signal - 1) & 1 != 0);
         assert!(blocked, "signal {signal}: {masks:x?}");
     }
+}
+
+/// Goal: with other keys a session that is being opened starts anew at once, also if a thread
+/// sleeps on the port, which has to send the frame. Method: the wake-ups of the domain; a peer that
+/// does not answer. A call that finds the thread awake wakes nobody.
+#[test]
+fn new_keys_wake_the_thread_that_sleeps_on_the_port() {
+    let dir = tempfile::tempdir().unwrap();
+    let sealed = || {
+        let path = dir.path().join("key");
+        std::fs::write(&path, [1; 32]).unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
+        let port = barewire_driver::open::open("udp:127.0.0.1").unwrap();
+        side_on(port, |_, settings| {
+            (settings.key_files, settings.near) = (vec![path], false);
+            settings.t_dead = Duration::from_secs(60);
+        })
+    };
+    let [a, b] = [(); 2].map(|()| sealed());
+    a.ep.send(Buf::zeroed(8), a.knows(&b), 1).unwrap();
+    let wake_ups = || a.domain.dom.sleep.epoch();
+    let read = std::thread::scope(|scope| {
+        let asleep = scope.spawn(|| a.cq.sread(&mut [Completion::default()], 0, 20_000));
+        let woken = (0..200).any(|n| {
+            std::thread::sleep(Duration::from_millis(5));
+            let before = wake_ups();
+            a.domain.set_keys(&[&[2 + n % 2; 32]]).unwrap();
+            wake_ups() != before
+        });
+        a.cq.signal().unwrap();
+        (asleep.join().unwrap().err(), woken)
+    });
+    assert_eq!(read, (Some(Error::Again), true), "{read:?}");
 }
