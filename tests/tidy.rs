@@ -208,8 +208,9 @@ fn in_circles(sources: &[Source]) -> Vec<Wrong> {
 type Module = Vec<String>;
 
 /// Files of `room` of which each names something of another, and that in the end something of the
-/// first, by `use` or by a path. What a file re-exports counts for those who name it. A file may
-/// name what those have that it lies in: it is a part of them. Methods are not seen.
+/// first, by `use` or by a path. A name that a file re-exports leads to that file and to the one
+/// that defines it. A file may name what those have that it lies in: it is a part of them. Methods
+/// are not seen.
 fn circles(sources: &[Source], room: &str) -> Vec<Vec<String>> {
     let code: BTreeMap<Module, Paths> =
         sources.iter().filter_map(|source| Some((module(source, room)?, paths(source)))).collect();
@@ -327,11 +328,12 @@ fn use_tree(tokens: &[&str], at: &mut usize, mut path: Module, list: &mut Vec<Mo
     list.push(path);
 }
 
-/// The files that `file` names something of.
+/// The files that `file` names something of, or re-exports something of.
 fn names(code: &BTreeMap<Module, Paths>, file: &Module) -> BTreeSet<Module> {
-    let named = code[file].named.iter().filter_map(|path| absolute(code, file, path));
-    let named = named.map(|path| home(code, &path, 8));
-    named.filter(|to| !file.starts_with(to)).collect()
+    let paths = code[file].named.iter().chain(&code[file].exported);
+    let paths = paths.filter_map(|path| absolute(code, file, path));
+    let files = paths.flat_map(|path| route(code, &path, 8));
+    files.filter(|to| !file.starts_with(to)).collect()
 }
 
 /// A path as it is from the root of the crate, if it is one of ours.
@@ -352,17 +354,18 @@ fn absolute(code: &BTreeMap<Module, Paths>, file: &Module, path: &[String]) -> O
     Some(file[..file.len() - ups].iter().chain(rest).cloned().collect())
 }
 
-/// The file that what is at a path stands in: not the one that re-exports it.
-fn home(code: &BTreeMap<Module, Paths>, path: &Module, depth: u32) -> Module {
+/// The files that the name at a path leads through: those that re-export it, and the one that
+/// defines it.
+fn route(code: &BTreeMap<Module, Paths>, path: &Module, depth: u32) -> Vec<Module> {
     let len = (0..=path.len()).rev().find(|len| code.contains_key(&path[..*len])).unwrap_or(0);
-    let file = path[..len].to_vec();
-    let Some(name) = path.get(len).filter(|_| depth > 0) else { return file };
-    let exported = code.get(&file).map_or(&[][..], |paths| &paths.exported);
+    let mut files = vec![path[..len].to_vec()];
+    let Some(name) = path.get(len).filter(|_| depth > 0) else { return files };
+    let exported = code.get(&files[0]).map_or(&[][..], |paths| &paths.exported);
     let found = exported.iter().find(|path| path.last() == Some(name));
-    match found.and_then(|export| absolute(code, &file, export)) {
-        Some(export) => home(code, &[export, path[len + 1..].to_vec()].concat(), depth - 1),
-        None => file,
+    if let Some(export) = found.and_then(|export| absolute(code, &files[0], export)) {
+        files.extend(route(code, &[export, path[len + 1..].to_vec()].concat(), depth - 1));
     }
+    files
 }
 
 /// Methods of a node and of its views, all files together: to be lowered, not raised.
@@ -855,6 +858,16 @@ fn circles_sees_one_by_a_use_a_path_and_a_re_export() {
         let bad: Vec<Source> = bad.into_iter().chain([file("driver/src/a/x.rs", back)]).collect();
         assert_eq!(circles(&bad, "driver"), [["a/x", "a/y"]], "{back}");
         assert_eq!(in_circles(&bad).len(), 1, "{back}");
+    }
+    // `b` names what `a` re-exports, and `a` names `b`.
+    for text in ["use crate::a::X;", "pub use crate::a::X;", "fn f() { crate::a::X::new() }"] {
+        let up = file("driver/src/a/mod.rs", "pub use x::X;\nmod x;\nuse crate::b::g;");
+        let x = file("driver/src/a/x.rs", "pub struct X;");
+        let bad = [up, x, file("driver/src/b.rs", text)];
+        assert_eq!(circles(&bad, "driver"), [["a", "b"]], "{text}");
+        let good = file("driver/src/b.rs", &text.replace("a::X", "a::x::X"));
+        let [up, x, _] = bad;
+        assert_eq!(circles(&[up, x, good], "driver"), Vec::<Vec<String>>::new(), "{text}");
     }
     let hidden =
         "#[cfg(test)]\nmod tests;\nuse super::y::g;\n#[cfg(test)]\nmod t { use super::y; }";

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::backend::vfio::VfioError;
+use crate::backend::vfio::error::VfioError;
 use crate::port::{MTU_MIN, Station};
 
 /// Remedy for a full file system of a segment.

@@ -13,7 +13,7 @@ use super::dpdk::DpdkPort;
 use super::memif::Memif;
 use super::near::{Far, Near};
 use super::shm::{MonitorFeed, ShmPort, ShmSettings};
-use super::switch::SwitchedPort;
+use super::switch::port::SwitchedPort;
 use super::tapped::{Direction, Record, Tapped};
 use crate::clock::now_ns;
 use crate::error::OpenError;

@@ -31,7 +31,7 @@ mod clients;
 mod forwarding;
 mod handshake;
 mod listener;
-mod port;
+pub(super) mod port;
 mod reattach;
 mod reserved;
 mod stale;

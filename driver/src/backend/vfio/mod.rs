@@ -30,7 +30,7 @@
 mod device;
 mod e1000;
 mod e1000q;
-mod error;
+pub(crate) mod error;
 mod igb;
 mod igbvf;
 mod iova;
