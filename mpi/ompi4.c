@@ -1,13 +1,15 @@
 /*
- * Barewire's collectives under Open MPI 4.1: a component (`coll`), found in a directory of
- * `mca_base_component_path`. What it takes, and how, is in coll.h; what it does not take is made by
- * the components below, the *fallback*.
+ * Barewire's collectives for Open MPI 4.1: a `coll` component, found in a directory of
+ * `mca_base_component_path`. coll.h says which calls it executes, and how. All other calls go to
+ * the components of lower priority, the *fallback*.
  *
- * A call that does not block is the same with a request. To agree on a group takes waiting, so it
- * is the fallback's until a call that blocks has made the group.
+ * A nonblocking call is executed like a blocking one, with a request. Members agree on a group by
+ * blocking calls only, so nonblocking calls go to the fallback until a blocking one has made the
+ * group.
  *
- * While a call waits it makes Open MPI's progress, so that everything else goes on; and our own is
- * among what Open MPI progresses, so that requests end and members that forward are not waited for.
+ * A waiting call drives Open MPI's progress, so that other operations continue. barewire's progress
+ * is registered with Open MPI's, so that requests complete and members that forward data do so in
+ * any MPI call.
  */
 #include "ompi_config.h"
 
@@ -25,37 +27,37 @@
 #include "opal/mca/base/mca_base_pvar.h"
 #include "opal/runtime/opal_progress.h"
 
-/* `op.h` asks for a header that Open MPI does not install. Of it no more than the name is needed. */
+/* `op.h` includes a header that Open MPI does not install. Only the type's name is needed. */
 #define OMPI_OP_H
 typedef struct ompi_op_t ompi_op_t;
 #include "ompi/mca/coll/base/coll_base_util.h"
 
-/* What is kept of a communicator. */
+/* State of a communicator. */
 struct module {
 	mca_coll_base_module_t super;
-	/* What the components below have, and their modules. */
-	mca_coll_base_comm_coll_t below;
+	/* Functions of the fallback's components, and their modules. */
+	mca_coll_base_comm_coll_t fallback;
 	struct group group;
 };
 typedef struct module module_t;
 
-/* A request of Open MPI's, and the call that it is of. */
-struct asked {
+/* A request of Open MPI, and its call. */
+struct coll_request {
 	ompi_coll_base_nbc_request_t super;
 	struct request r;
 };
-typedef struct asked asked_t;
+typedef struct coll_request coll_request_t;
 
-OBJ_CLASS_INSTANCE(asked_t, ompi_coll_base_nbc_request_t, NULL, NULL);
+OBJ_CLASS_INSTANCE(coll_request_t, ompi_coll_base_nbc_request_t, NULL, NULL);
 
-/* What a process has once. */
+/* State of the process. */
 static struct {
 	int priority;
-	/* Our progress is among Open MPI's. */
+	/* coll_progress is registered with Open MPI's progress. */
 	bool opened;
 } ours;
 
-/* ---- What coll.c asks for ---- */
+/* ---- Functions that coll.c calls ---- */
 
 static module_t *of(struct group *g)
 {
@@ -75,16 +77,16 @@ void face_progress(void)
 
 int face_allgather(struct group *g, MPI_Comm comm, const void *one, void *all, int len)
 {
-	mca_coll_base_comm_coll_t *below = &of(g)->below;
-	return below->coll_allgather(one, len, MPI_BYTE, all, len, MPI_BYTE, comm,
-				     below->coll_allgather_module);
+	mca_coll_base_comm_coll_t *fallback = &of(g)->fallback;
+	return fallback->coll_allgather(one, len, MPI_BYTE, all, len, MPI_BYTE, comm,
+				     fallback->coll_allgather_module);
 }
 
 int face_minimum(struct group *g, MPI_Comm comm, const int *one, int *least)
 {
-	mca_coll_base_comm_coll_t *below = &of(g)->below;
-	return below->coll_allreduce(one, least, 1, MPI_INT, MPI_MIN, comm,
-				     below->coll_allreduce_module);
+	mca_coll_base_comm_coll_t *fallback = &of(g)->fallback;
+	return fallback->coll_allreduce(one, least, 1, MPI_INT, MPI_MIN, comm,
+				     fallback->coll_allreduce_module);
 }
 
 size_t face_size(MPI_Datatype type)
@@ -131,7 +133,7 @@ void face_unpack(const void *from, const struct part *to)
 			     to->type);
 }
 
-/* Libfabric's types by Open MPI's number; 0 is none, others are one more. */
+/* libfabric's datatype plus one by Open MPI's type number; 0: none. */
 static const unsigned char TYPES[OMPI_DATATYPE_MPI_MAX_PREDEFINED] = {
 	[OMPI_DATATYPE_MPI_INT8_T] = 1 + FI_INT8,
 	[OMPI_DATATYPE_MPI_UINT8_T] = 1 + FI_UINT8,
@@ -154,7 +156,7 @@ static const unsigned char TYPES[OMPI_DATATYPE_MPI_MAX_PREDEFINED] = {
 	[OMPI_DATATYPE_MPI_C_FLOAT_COMPLEX] = 1 + FI_FLOAT_COMPLEX,
 	[OMPI_DATATYPE_MPI_C_DOUBLE_COMPLEX] = 1 + FI_DOUBLE_COMPLEX,
 	[OMPI_DATATYPE_MPI_C_LONG_DOUBLE_COMPLEX] = 1 + FI_LONG_DOUBLE_COMPLEX,
-	/* Those of Fortran, as long as they are default ones. */
+	/* Fortran's types of default kind. */
 	[OMPI_DATATYPE_MPI_INTEGER] = 1 + FI_INT32,
 	[OMPI_DATATYPE_MPI_REAL] = 1 + FI_FLOAT,
 	[OMPI_DATATYPE_MPI_DOUBLE_PRECISION] = 1 + FI_DOUBLE,
@@ -167,15 +169,15 @@ struct reduction_type face_reduced(MPI_Datatype type)
 	struct reduction_type none = { 0 };
 	if (!ompi_datatype_is_predefined(type) || type->id >= OMPI_DATATYPE_MPI_MAX_PREDEFINED)
 		return none;
-	/* Open MPI has looked whether the type has the operation. */
+	/* Open MPI has checked that the type supports the operation. */
 	return (struct reduction_type) { TYPES[type->id], EVERY };
 }
 
 /* ---- Requests ---- */
 
-static asked_t *asked_of(struct request *r)
+static coll_request_t *coll_request_of(struct request *r)
 {
-	return (asked_t *) ((char *) r - offsetof(asked_t, r));
+	return (coll_request_t *) ((char *) r - offsetof(coll_request_t, r));
 }
 
 void face_hold(struct group *g)
@@ -191,7 +193,7 @@ void face_release(struct group *g)
 
 void face_ended(struct request *r, int err)
 {
-	ompi_request_t *its = &asked_of(r)->super.super;
+	ompi_request_t *its = &coll_request_of(r)->super.super;
 
 	if (err != MPI_SUCCESS)
 		its->req_status.MPI_ERROR = err;
@@ -204,7 +206,7 @@ void face_opened(void)
 	opal_progress_register(coll_progress);
 }
 
-static void put_back(asked_t *a)
+static void put_back(coll_request_t *a)
 {
 	OMPI_REQUEST_FINI(&a->super.super);
 	coll_put_back(&a->r);
@@ -214,12 +216,12 @@ static int free_request(ompi_request_t **at)
 {
 	if (!REQUEST_COMPLETE(*at))
 		return MPI_ERR_REQUEST;
-	put_back((asked_t *) *at);
+	put_back((coll_request_t *) *at);
 	*at = MPI_REQUEST_NULL;
 	return OMPI_SUCCESS;
 }
 
-/* MPI forbids it. */
+/* MPI forbids cancelling the request of a collective. */
 static int cancel_request(ompi_request_t *r, int flag)
 {
 	(void) r;
@@ -227,10 +229,10 @@ static int cancel_request(ompi_request_t *r, int flag)
 	return MPI_ERR_REQUEST;
 }
 
-static asked_t *new_request(ompi_communicator_t *comm)
+static coll_request_t *new_request(ompi_communicator_t *comm)
 {
 	struct request *spare = coll_spare();
-	asked_t *a = spare ? asked_of(spare) : OBJ_NEW(asked_t);
+	coll_request_t *a = spare ? coll_request_of(spare) : OBJ_NEW(coll_request_t);
 
 	if (!a)
 		return NULL;
@@ -244,11 +246,11 @@ static asked_t *new_request(ompi_communicator_t *comm)
 	return a;
 }
 
-/* Makes a call that is planned, or begins one with a request. */
-static int make(module_t *m, struct plan *plan, ompi_communicator_t *comm,
+/* Executes a planned call, or begins it if there is a request. */
+static int execute(module_t *m, struct plan *plan, ompi_communicator_t *comm,
 		ompi_request_t **request)
 {
-	asked_t *a;
+	coll_request_t *a;
 	int err;
 
 	if (!request)
@@ -256,7 +258,7 @@ static int make(module_t *m, struct plan *plan, ompi_communicator_t *comm,
 	a = new_request(comm);
 	if (!a)
 		return OMPI_ERR_OUT_OF_RESOURCE;
-	/* Before it can end. */
+	/* Set before the call can complete. */
 	*request = &a->super.super;
 	err = coll_begin(&m->group, plan, &a->r);
 	if (err != MPI_SUCCESS) {
@@ -266,8 +268,8 @@ static int make(module_t *m, struct plan *plan, ompi_communicator_t *comm,
 	return err;
 }
 
-/* Makes a call without elements. */
-static int nothing(ompi_request_t **request)
+/* Completes a call without elements. */
+static int complete_empty(ompi_request_t **request)
 {
 	if (request)
 		*request = &ompi_request_empty;
@@ -276,32 +278,32 @@ static int nothing(ompi_request_t **request)
 
 /* ---- MPI's calls ---- */
 
-/* Each is written once, with a request or none; who has none waits. */
+/* Each is defined once, for the nonblocking call and, with a NULL request, for the blocking one. */
 
-#define BELOW(name, ...) \
-	(request ? m->below.coll_i##name(__VA_ARGS__, comm, request, \
-					 m->below.coll_i##name##_module) \
-		 : m->below.coll_##name(__VA_ARGS__, comm, m->below.coll_##name##_module))
+#define FALLBACK(name, ...) \
+	(request ? m->fallback.coll_i##name(__VA_ARGS__, comm, request, \
+					 m->fallback.coll_i##name##_module) \
+		 : m->fallback.coll_##name(__VA_ARGS__, comm, m->fallback.coll_##name##_module))
 
-/* Makes the call `w`, or has it made `below`. */
-#define MAKE(below) do { \
+/* Executes the call `w`, or evaluates `otherwise`, the fallback's call. */
+#define EXECUTE(otherwise) do { \
 	struct plan plan_; \
 	switch (coll_plan(&m->group, comm, &w, !request, &plan_)) { \
 	case OURS: \
-		return make(m, &plan_, comm, request); \
+		return execute(m, &plan_, comm, request); \
 	case EMPTY: \
-		return nothing(request); \
+		return complete_empty(request); \
 	case NO_MEMORY: \
 		return OMPI_ERR_OUT_OF_RESOURCE; \
 	case LEFT: \
 		break; \
 	} \
-	return below; \
+	return otherwise; \
 } while (0)
 
 /*
- * Whether MPI_Comm_idup may be who calls without blocking: it agrees on a number by such calls on
- * the communicator that is copied, at its own time, which has no order with the program's.
+ * Whether a nonblocking call may be MPI_Comm_idup's, which agrees on a communicator number by such
+ * calls on the communicator being duplicated. They have no order with the program's own calls.
  */
 static bool is_of_idup(int count, ompi_datatype_t *type, MPI_Op op)
 {
@@ -314,8 +316,8 @@ static int ibarrier(ompi_communicator_t *comm, ompi_request_t **request,
 	module_t *m = (module_t *) base;
 	const struct mpi_call w = { .kind = FI_BARRIER };
 
-	MAKE(request ? m->below.coll_ibarrier(comm, request, m->below.coll_ibarrier_module)
-		     : m->below.coll_barrier(comm, m->below.coll_barrier_module));
+	EXECUTE(request ? m->fallback.coll_ibarrier(comm, request, m->fallback.coll_ibarrier_module)
+		     : m->fallback.coll_barrier(comm, m->fallback.coll_barrier_module));
 }
 
 static int ibcast(void *buf, int count, ompi_datatype_t *type, int root, ompi_communicator_t *comm,
@@ -325,7 +327,7 @@ static int ibcast(void *buf, int count, ompi_datatype_t *type, int root, ompi_co
 	const struct mpi_call w = { .kind = FI_BROADCAST, .rbuf = buf, .rcount = count,
 				    .rtype = type, .root = root };
 
-	MAKE(BELOW(bcast, buf, count, type, root));
+	EXECUTE(FALLBACK(bcast, buf, count, type, root));
 }
 
 static int iallreduce(const void *sbuf, void *rbuf, int count, ompi_datatype_t *type, MPI_Op op,
@@ -337,8 +339,8 @@ static int iallreduce(const void *sbuf, void *rbuf, int count, ompi_datatype_t *
 				    .rcount = count, .rtype = type, .op = op };
 
 	if (request && is_of_idup(count, type, op))
-		return BELOW(allreduce, sbuf, rbuf, count, type, op);
-	MAKE(BELOW(allreduce, sbuf, rbuf, count, type, op));
+		return FALLBACK(allreduce, sbuf, rbuf, count, type, op);
+	EXECUTE(FALLBACK(allreduce, sbuf, rbuf, count, type, op));
 }
 
 static int ireduce(const void *sbuf, void *rbuf, int count, ompi_datatype_t *type, MPI_Op op,
@@ -349,7 +351,7 @@ static int ireduce(const void *sbuf, void *rbuf, int count, ompi_datatype_t *typ
 	const struct mpi_call w = { .kind = FI_REDUCE, .sbuf = sbuf, .rbuf = rbuf, .rcount = count,
 				  .rtype = type, .op = op, .root = root };
 
-	MAKE(BELOW(reduce, sbuf, rbuf, count, type, op, root));
+	EXECUTE(FALLBACK(reduce, sbuf, rbuf, count, type, op, root));
 }
 
 static int ireduce_scatter_block(const void *sbuf, void *rbuf, int count, ompi_datatype_t *type,
@@ -360,7 +362,7 @@ static int ireduce_scatter_block(const void *sbuf, void *rbuf, int count, ompi_d
 	const struct mpi_call w = { .kind = FI_REDUCE_SCATTER, .sbuf = sbuf, .rbuf = rbuf,
 				  .rcount = count, .rtype = type, .op = op };
 
-	MAKE(BELOW(reduce_scatter_block, sbuf, rbuf, count, type, op));
+	EXECUTE(FALLBACK(reduce_scatter_block, sbuf, rbuf, count, type, op));
 }
 
 /* A call with a source and a result of their own types. */
@@ -375,7 +377,7 @@ static int iallgather(const void *sbuf, int scount, ompi_datatype_t *stype, void
 	module_t *m = (module_t *) base;
 	const struct mpi_call w = TWO_PARTS(FI_ALLGATHER);
 
-	MAKE(BELOW(allgather, sbuf, scount, stype, rbuf, rcount, rtype));
+	EXECUTE(FALLBACK(allgather, sbuf, scount, stype, rbuf, rcount, rtype));
 }
 
 static int ialltoall(const void *sbuf, int scount, ompi_datatype_t *stype, void *rbuf, int rcount,
@@ -385,7 +387,7 @@ static int ialltoall(const void *sbuf, int scount, ompi_datatype_t *stype, void 
 	module_t *m = (module_t *) base;
 	const struct mpi_call w = TWO_PARTS(FI_ALLTOALL);
 
-	MAKE(BELOW(alltoall, sbuf, scount, stype, rbuf, rcount, rtype));
+	EXECUTE(FALLBACK(alltoall, sbuf, scount, stype, rbuf, rcount, rtype));
 }
 
 static int igather(const void *sbuf, int scount, ompi_datatype_t *stype, void *rbuf, int rcount,
@@ -396,7 +398,7 @@ static int igather(const void *sbuf, int scount, ompi_datatype_t *stype, void *r
 	struct mpi_call w = TWO_PARTS(FI_GATHER);
 
 	w.root = root;
-	MAKE(BELOW(gather, sbuf, scount, stype, rbuf, rcount, rtype, root));
+	EXECUTE(FALLBACK(gather, sbuf, scount, stype, rbuf, rcount, rtype, root));
 }
 
 static int iscatter(const void *sbuf, int scount, ompi_datatype_t *stype, void *rbuf, int rcount,
@@ -407,10 +409,10 @@ static int iscatter(const void *sbuf, int scount, ompi_datatype_t *stype, void *
 	struct mpi_call w = TWO_PARTS(FI_SCATTER);
 
 	w.root = root;
-	MAKE(BELOW(scatter, sbuf, scount, stype, rbuf, rcount, rtype, root));
+	EXECUTE(FALLBACK(scatter, sbuf, scount, stype, rbuf, rcount, rtype, root));
 }
 
-/* ---- Those that wait ---- */
+/* ---- Blocking calls ---- */
 
 static int barrier(ompi_communicator_t *comm, mca_coll_base_module_t *base)
 {
@@ -475,7 +477,7 @@ static void construct(module_t *m)
 	memset((char *) m + sizeof m->super, 0, sizeof *m - sizeof m->super);
 }
 
-/* Every call that is ours, as `X(name)`. */
+/* Every call of this component, as `X(name)`. */
 #define CALLS(X) \
 	X(barrier) X(bcast) X(allreduce) X(reduce) X(reduce_scatter_block) X(allgather) \
 	X(alltoall) X(gather) X(scatter) \
@@ -485,8 +487,8 @@ static void construct(module_t *m)
 static void destruct(module_t *m)
 {
 #define RELEASE(name) \
-	if (m->below.coll_##name##_module) \
-		OBJ_RELEASE(m->below.coll_##name##_module);
+	if (m->fallback.coll_##name##_module) \
+		OBJ_RELEASE(m->fallback.coll_##name##_module);
 	CALLS(RELEASE)
 	coll_forget(&m->group);
 }
@@ -496,15 +498,15 @@ OBJ_CLASS_INSTANCE(module_t, mca_coll_base_module_t, construct, destruct);
 static int enable(mca_coll_base_module_t *base, ompi_communicator_t *comm)
 {
 	module_t *m = (module_t *) base;
-	mca_coll_base_comm_coll_t *below = comm->c_coll;
+	mca_coll_base_comm_coll_t *fallback = comm->c_coll;
 
 #define IS_THERE(name) \
-	if (!below->coll_##name || !below->coll_##name##_module) \
+	if (!fallback->coll_##name || !fallback->coll_##name##_module) \
 		return OMPI_ERROR;
 #define RETAIN(name) \
-	m->below.coll_##name = below->coll_##name; \
-	m->below.coll_##name##_module = below->coll_##name##_module; \
-	OBJ_RETAIN(m->below.coll_##name##_module);
+	m->fallback.coll_##name = fallback->coll_##name; \
+	m->fallback.coll_##name##_module = fallback->coll_##name##_module; \
+	OBJ_RETAIN(m->fallback.coll_##name##_module);
 	CALLS(IS_THERE)
 	CALLS(RETAIN)
 	return OMPI_SUCCESS;
@@ -545,13 +547,13 @@ static int close_component(void)
 		opal_progress_unregister(coll_progress);
 	coll_close();
 	while ((r = coll_spare())) {
-		asked_t *a = asked_of(r);
+		coll_request_t *a = coll_request_of(r);
 		OBJ_RELEASE(a);
 	}
 	return OMPI_SUCCESS;
 }
 
-/* All else is hidden. */
+/* The only visible symbol. */
 __attribute__((visibility("default")))
 mca_coll_base_component_t mca_coll_barewire_component = {
 	.collm_version = {
@@ -576,7 +578,7 @@ static int register_component(void)
 		"Priority of barewire's collectives; below 0 they are not used",
 		MCA_BASE_VAR_TYPE_INT, NULL, 0, 0, OPAL_INFO_LVL_5, MCA_BASE_VAR_SCOPE_READONLY,
 		&ours.priority);
-	/* Up to where it is faster than Open MPI's own over barewire's messages, on a node. */
+	/* Longest block with which it was faster on a node than Open MPI's collectives. */
 	coll.max_bytes = 512;
 	mca_base_component_var_register(c, "max_bytes",
 		"Bytes of a block at most; calls with longer ones are left to other components",

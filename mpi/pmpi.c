@@ -1,19 +1,20 @@
 /*
- * Barewire's collectives under any MPI: a library of MPI's profiling interface, loaded before the
- * MPI's. It defines the MPI_* of nine collectives, blocking and not, makes what coll.h says is ours,
- * and calls PMPI_* for the rest. Compiled by the mpicc of the MPI that it is for.
+ * Barewire's collectives for any MPI: a library of MPI's profiling interface, loaded before the MPI
+ * library. It defines the MPI_* functions of nine collectives, blocking and nonblocking, executes
+ * the calls that coll.h selects, and calls PMPI_* for all others. Compile it with the mpicc of the
+ * MPI it is used with.
  *
- * All ranks have it or none: members agree on a group by calls that who has not got it does not
- * make. Calls of MPI itself, which calls PMPI_*, are the MPI's.
+ * Either all ranks load it or none: members agree on a group by calls that a rank without the
+ * library does not make. Collectives inside the MPI library call PMPI_* and are not affected.
  *
- * What belongs to a communicator is an attribute of it, which its copies do not get and which goes
- * with it.
+ * The state of a communicator is an attribute of it, which duplicates do not inherit and which is
+ * freed with it.
  *
- * The request of a call that does not block is a generalized one. An MPI completes it when it is
- * told to, and asks nobody: so our progress is called from the MPI's own. Then a request progresses
- * in whatever call of MPI the program is, and waits for several requests are the MPI's. MPI's
- * standard has no place for that; MPICH has MPIX_Async_start since 4.3, and Open MPI
- * opal_progress_register. With an MPI that has neither, calls that do not block are its own.
+ * The request of a nonblocking call is a generalized request. An MPI completes one only when it is
+ * told to (MPI_Grequest_complete), so barewire's progress is called from the MPI's own. A request
+ * then progresses in any MPI call, and the MPI itself waits for several requests. The MPI standard
+ * has no interface for that; MPICH has MPIX_Async_start since 4.3, and Open MPI
+ * opal_progress_register. With an MPI that has neither, nonblocking calls are the MPI's.
  */
 #define _GNU_SOURCE
 #include "coll.h"
@@ -24,52 +25,53 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Who loads the library sees these; all else is hidden. */
+/* Exported functions; all other symbols are hidden. */
 #define VISIBLE __attribute__((visibility("default")))
 
-/* What belongs to a communicator. */
-struct ours {
+/* State of a communicator. */
+struct comm_state {
 	struct group group;
-	/* MPI_COMM_NULL when it was freed. */
+	/* MPI_COMM_NULL once it was freed. */
 	MPI_Comm comm;
-	/* The communicator and requests that are not over or not freed. */
+	/* References: of the communicator, and of requests that are not freed. */
 	int holders;
-	struct ours *next, **at;
+	struct comm_state *next, **at;
 };
 
-/* A request of the MPI's, and the call that it is of. */
-struct asked {
+/* A generalized request of the MPI, and its call. */
+struct mpi_request {
 	struct request r;
-	MPI_Request its;
-	/* What the call ended with. */
+	MPI_Request handle;
+	/* Result of the call. */
 	int err;
 };
 
 static pthread_once_t begun = PTHREAD_ONCE_INIT;
 static int keyval = MPI_KEYVAL_INVALID;
 static int verbose;
-/* All that there are. Under the lock. */
-static struct ours *all;
+/* List of all communicator states. Protected by coll_lock. */
+static struct comm_state *all;
 /*
- * A request that does not end: to ask after it is MPI's progress, without a message that could be
- * matched, and by any thread.
+ * A request that never completes. MPI_Request_get_status of it drives the MPI's progress from any
+ * thread, and matches no message.
  */
-static MPI_Request endless = MPI_REQUEST_NULL;
-/* The MPI calls our progress from its own. Before that and after, requests are the MPI's. */
+static MPI_Request never_completed = MPI_REQUEST_NULL;
+/* The MPI's progress calls coll_progress. Otherwise nonblocking calls are the MPI's. */
 static bool progressed;
 
 /*
- * What a request that a thread waits or tests for has ended with. An MPI takes the error of a
- * generalized request to a handler that is not its communicator's, so who waits is told by us.
+ * First error of a request that this thread waits or tests for. An MPI reports the error of a
+ * generalized request to an error handler other than the communicator's, so the functions below
+ * report it themselves.
  */
 static __thread struct {
-	/* Its wait or test is ours. */
+	/* The thread is in one of the wait and test functions below. */
 	bool waits;
 	int err;
 	MPI_Comm comm;
-} heard __attribute__((tls_model("initial-exec")));
+} waited __attribute__((tls_model("initial-exec")));
 
-/* Calls that barewire has made in this process. */
+/* Number of collectives that barewire has executed in this process. */
 VISIBLE unsigned long barewire_mpi_calls(void);
 
 unsigned long barewire_mpi_calls(void)
@@ -79,7 +81,7 @@ unsigned long barewire_mpi_calls(void)
 
 /* ---- Types ---- */
 
-/* MPI's types that have a name here: without gaps, and those that are reduced. */
+/* Predefined types without gaps, and their libfabric datatypes for reductions. */
 static const struct named {
 	MPI_Datatype mpi;
 	unsigned char size;
@@ -124,7 +126,7 @@ static const struct named {
 	REDUCED(MPI_C_DOUBLE_COMPLEX, double _Complex, FI_DOUBLE_COMPLEX, ARITHMETIC),
 	REDUCED(MPI_C_LONG_DOUBLE_COMPLEX, long double _Complex, FI_LONG_DOUBLE_COMPLEX, ARITHMETIC),
 #ifdef MPIX_BFLOAT16
-	/* Of MPICH. */
+	/* MPICH only. */
 	REDUCED(MPIX_C_FLOAT16, uint16_t, FLOAT16, ARITHMETIC | ORDER),
 	REDUCED(MPIX_BFLOAT16, uint16_t, BFLOAT16, ARITHMETIC | ORDER),
 #endif
@@ -145,7 +147,7 @@ size_t face_size(MPI_Datatype type)
 
 	if (n)
 		return n->size;
-	/* The MPI says what is wrong with these. */
+	/* The MPI reports the error of an invalid type. */
 	if (type == MPI_DATATYPE_NULL || PMPI_Type_size(type, &size) != MPI_SUCCESS || size < 0)
 		return SIZE_MAX;
 	return size;
@@ -162,7 +164,7 @@ ptrdiff_t face_extent(MPI_Datatype type)
 	return extent;
 }
 
-/* MPI does not tell in which order the bytes of another type are, so it is packed. */
+/* MPI does not expose the layout of other types, so they are packed. */
 bool face_is_plain(MPI_Datatype type, size_t count, ptrdiff_t *before)
 {
 	(void) count;
@@ -178,8 +180,8 @@ struct reduction_type face_reduced(MPI_Datatype type)
 }
 
 /*
- * Packed bytes are those of the elements, in their order, without anything before or between: so
- * they are with Open MPI and MPICH where all processors are alike.
+ * Packed data are the elements' bytes in order, without header or padding. This holds for Open MPI
+ * and MPICH where all processors are alike.
  */
 void face_pack(const struct part *from, void *to)
 {
@@ -194,7 +196,7 @@ void face_unpack(const void *from, const struct part *to)
 		    MPI_COMM_SELF);
 }
 
-/* Its name may be freed, its copy is ours. Types of MPI's own are not freed. */
+/* The program may free its handle, so a duplicate is kept. Predefined types cannot be freed. */
 MPI_Datatype face_keep(MPI_Datatype type)
 {
 	MPI_Datatype copy;
@@ -210,7 +212,7 @@ void face_let_go(MPI_Datatype kept)
 		PMPI_Type_free(&kept);
 }
 
-/* ---- What else coll.c asks for ---- */
+/* ---- Other functions that coll.c calls ---- */
 
 void face_say(int level, const char *what)
 {
@@ -222,8 +224,8 @@ void face_progress(void)
 {
 	int flag;
 
-	if (endless != MPI_REQUEST_NULL)
-		PMPI_Request_get_status(endless, &flag, MPI_STATUS_IGNORE);
+	if (never_completed != MPI_REQUEST_NULL)
+		PMPI_Request_get_status(never_completed, &flag, MPI_STATUS_IGNORE);
 }
 
 int face_allgather(struct group *g, MPI_Comm comm, const void *one, void *all, int len)
@@ -240,24 +242,24 @@ int face_minimum(struct group *g, MPI_Comm comm, const int *one, int *least)
 
 /* ---- Requests ---- */
 
-static struct asked *asked_of(struct request *r)
+static struct mpi_request *mpi_request_of(struct request *r)
 {
-	return (struct asked *) ((char *) r - offsetof(struct asked, r));
+	return (struct mpi_request *) ((char *) r - offsetof(struct mpi_request, r));
 }
 
-static struct ours *ours_of(struct group *g)
+static struct comm_state *comm_state_of(struct group *g)
 {
-	return (struct ours *) ((char *) g - offsetof(struct ours, group));
+	return (struct comm_state *) ((char *) g - offsetof(struct comm_state, group));
 }
 
 void face_hold(struct group *g)
 {
-	__atomic_fetch_add(&ours_of(g)->holders, 1, __ATOMIC_RELAXED);
+	__atomic_fetch_add(&comm_state_of(g)->holders, 1, __ATOMIC_RELAXED);
 }
 
 void face_release(struct group *g)
 {
-	struct ours *o = ours_of(g);
+	struct comm_state *o = comm_state_of(g);
 
 	if (__atomic_sub_fetch(&o->holders, 1, __ATOMIC_ACQ_REL) > 0)
 		return;
@@ -268,7 +270,7 @@ void face_release(struct group *g)
 			o->next->at = o->at;
 	}
 	coll_unlock();
-	/* Else MPI_Finalize has. */
+	/* Otherwise MPI_Finalize has called it. */
 	if (o->at)
 		coll_forget(g);
 	free(o);
@@ -276,40 +278,40 @@ void face_release(struct group *g)
 
 void face_ended(struct request *r, int err)
 {
-	struct asked *a = asked_of(r);
+	struct mpi_request *a = mpi_request_of(r);
 
 	a->err = err;
-	PMPI_Grequest_complete(a->its);
+	PMPI_Grequest_complete(a->handle);
 }
 
-/* What the MPI asks of a request that has ended. */
+/* The query function of a completed request. */
 static int query(void *extra, MPI_Status *status)
 {
-	struct asked *a = extra;
+	struct mpi_request *a = extra;
 
 	PMPI_Status_set_elements(status, MPI_BYTE, 0);
 	PMPI_Status_set_cancelled(status, 0);
 	status->MPI_SOURCE = MPI_ANY_SOURCE;
 	status->MPI_TAG = MPI_ANY_TAG;
-	return heard.waits ? MPI_SUCCESS : a->err;
+	return waited.waits ? MPI_SUCCESS : a->err;
 }
 
-/* Nobody has the request any more. */
+/* The free function: the request was completed and freed. */
 static int free_request(void *extra)
 {
-	struct asked *a = extra;
+	struct mpi_request *a = extra;
 	struct group *g = a->r.group;
 
-	if (a->err != MPI_SUCCESS && heard.waits && heard.err == MPI_SUCCESS) {
-		heard.err = a->err;
-		heard.comm = __atomic_load_n(&ours_of(g)->comm, __ATOMIC_RELAXED);
+	if (a->err != MPI_SUCCESS && waited.waits && waited.err == MPI_SUCCESS) {
+		waited.err = a->err;
+		waited.comm = __atomic_load_n(&comm_state_of(g)->comm, __ATOMIC_RELAXED);
 	}
 	coll_put_back(&a->r);
 	face_release(g);
 	return MPI_SUCCESS;
 }
 
-/* MPI forbids it. */
+/* MPI forbids cancelling the request of a collective. */
 static int cancel_request(void *extra, int complete)
 {
 	(void) extra;
@@ -317,7 +319,7 @@ static int cancel_request(void *extra, int complete)
 	return MPI_ERR_REQUEST;
 }
 
-/* ---- Our progress in the MPI's ---- */
+/* ---- Progress ---- */
 
 #if defined MPICH_NUMVERSION && MPICH_NUMVERSION >= 40300000 && defined MPIX_STREAM_NULL
 
@@ -337,20 +339,20 @@ void face_opened(void)
 		__atomic_store_n(&progressed, false, __ATOMIC_RELAXED);
 }
 
-static void face_closes(void)
+static void stop_progress(void)
 {
 	if (!__atomic_exchange_n(&progressed, false, __ATOMIC_ACQ_REL))
 		return;
-	/* A turn of the MPI's progress, which takes ours out. */
+	/* A call of the MPI's progress, which removes the hook. */
 	face_progress();
 }
 
 /*
- * A turn of a wait or test for a request: MPI_Wait makes nothing else until the request is over.
- * Requests would do without, but MPI_Waitall of MPICH 5.0 aborts if a generalized one that has no
- * turns is not over and another one is MPI_REQUEST_NULL.
+ * The poll function of a request: MPI_Wait calls nothing else until the request is complete. The
+ * requests would complete without one, but MPI_Waitall of MPICH 5.0 aborts if a generalized request
+ * without a poll function is incomplete and another one is MPI_REQUEST_NULL.
  */
-static int turn(void *extra, MPI_Status *status)
+static int poll_request(void *extra, MPI_Status *status)
 {
 	static __thread unsigned turns __attribute__((tls_model("initial-exec")));
 
@@ -362,22 +364,22 @@ static int turn(void *extra, MPI_Status *status)
 	return MPI_SUCCESS;
 }
 
-static int turns_of_several(int count, void **extra, double timeout, MPI_Status *status)
+static int poll_several(int count, void **extra, double timeout, MPI_Status *status)
 {
 	(void) count;
 	(void) timeout;
-	return turn(*extra, status);
+	return poll_request(*extra, status);
 }
 
-static int start(struct asked *a)
+static int start(struct mpi_request *a)
 {
-	return PMPIX_Grequest_start(query, free_request, cancel_request, turn, turns_of_several, a,
-				    &a->its);
+	return PMPIX_Grequest_start(query, free_request, cancel_request, poll_request, poll_several, a,
+				    &a->handle);
 }
 
 #else
 
-/* Open MPI's libopen-pal has had both of them since its first version. */
+/* Open MPI's libopen-pal has had both functions since its first version. */
 static int (*unregister)(int (*progress)(void));
 
 void face_opened(void)
@@ -390,26 +392,26 @@ void face_opened(void)
 		__atomic_store_n(&progressed, true, __ATOMIC_RELAXED);
 }
 
-static void face_closes(void)
+static void stop_progress(void)
 {
 	if (__atomic_exchange_n(&progressed, false, __ATOMIC_RELAXED))
 		unregister(coll_progress);
 }
 
-static int start(struct asked *a)
+static int start(struct mpi_request *a)
 {
-	return PMPI_Grequest_start(query, free_request, cancel_request, a, &a->its);
+	return PMPI_Grequest_start(query, free_request, cancel_request, a, &a->handle);
 }
 
 #endif
 
-/* ---- Calls that do not block ---- */
+/* ---- Nonblocking calls ---- */
 
-/* Begins a call with a request. Returns MPI_SUCCESS or an error of MPI's. */
+/* Begins a nonblocking call. Returns MPI_SUCCESS or an MPI error. */
 static int begin_request(struct group *g, const struct plan *plan, MPI_Request *request)
 {
 	struct request *spare = coll_spare();
-	struct asked *a = spare ? asked_of(spare) : malloc(sizeof *a);
+	struct mpi_request *a = spare ? mpi_request_of(spare) : malloc(sizeof *a);
 	int err;
 
 	if (!a)
@@ -422,12 +424,12 @@ static int begin_request(struct group *g, const struct plan *plan, MPI_Request *
 		return err;
 	}
 	face_hold(g);
-	/* Before it can end. */
-	*request = a->its;
+	/* Set before the call can complete. */
+	*request = a->handle;
 	err = coll_begin(g, plan, &a->r);
 	if (err != MPI_SUCCESS) {
-		/* Whose end frees `a`. */
-		PMPI_Grequest_complete(a->its);
+		/* The free function frees `a`. */
+		PMPI_Grequest_complete(a->handle);
 		PMPI_Request_free(request);
 	}
 	return err;
@@ -435,9 +437,9 @@ static int begin_request(struct group *g, const struct plan *plan, MPI_Request *
 
 /* ---- Communicators ---- */
 
-static int free_ours(MPI_Comm comm, int key, void *value, void *extra)
+static int free_comm_state(MPI_Comm comm, int key, void *value, void *extra)
 {
-	struct ours *o = value;
+	struct comm_state *o = value;
 
 	(void) comm;
 	(void) key;
@@ -447,7 +449,7 @@ static int free_ours(MPI_Comm comm, int key, void *value, void *extra)
 	return MPI_SUCCESS;
 }
 
-/* How the request that does not end would be asked, freed, and cancelled. */
+/* The query, free and cancel functions of the request that never completes. */
 static int ask(void *extra, MPI_Status *status)
 {
 	(void) extra;
@@ -486,18 +488,19 @@ static void begin(void)
 	int level = MPI_THREAD_SINGLE;
 
 	verbose = (int) setting("BAREWIRE_MPI_VERBOSE", 0);
-	/* As the component of Open MPI. */
+	/* Default as in Open MPI's component. */
 	coll.max_bytes = (int) setting("BAREWIRE_MPI_MAX_BYTES", 512);
 	PMPI_Query_thread(&level);
 	coll.threads = level == MPI_THREAD_MULTIPLE;
-	if (PMPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, free_ours, &keyval, NULL) != MPI_SUCCESS)
+	if (PMPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, free_comm_state, &keyval, NULL)
+	    != MPI_SUCCESS)
 		keyval = MPI_KEYVAL_INVALID;
-	if (PMPI_Grequest_start(ask, ignore, ignore_cancel, NULL, &endless) != MPI_SUCCESS)
-		endless = MPI_REQUEST_NULL;
+	if (PMPI_Grequest_start(ask, ignore, ignore_cancel, NULL, &never_completed) != MPI_SUCCESS)
+		never_completed = MPI_REQUEST_NULL;
 }
 
-/* Whether MPI_Init was called and MPI_Finalize was not: MPI says what else is wrong. */
-static bool in_time(void)
+/* Whether MPI is initialized and not finalized. If not, the MPI reports the error. */
+static bool is_initialized(void)
 {
 	int initialized = 0, finalized = 0;
 
@@ -507,19 +510,19 @@ static bool in_time(void)
 }
 
 /*
- * What belongs to a communicator, made at its first call. NULL if the call is the MPI's, or with
- * `err` set, since the others would wait for it.
+ * The group of a communicator, created at its first call. NULL if the call is the MPI's, or with
+ * `err` set: the call has to fail, since the other members would wait for this one.
  */
 static struct group *of(MPI_Comm comm, int *err)
 {
 	int found = 0, inter = 1;
-	struct ours *o;
+	struct comm_state *o;
 
 	*err = MPI_SUCCESS;
 	if (comm == MPI_COMM_NULL)
 		return NULL;
 	if (keyval == MPI_KEYVAL_INVALID) {
-		if (!in_time())
+		if (!is_initialized())
 			return NULL;
 		pthread_once(&begun, begin);
 		if (keyval == MPI_KEYVAL_INVALID)
@@ -555,15 +558,15 @@ static struct group *of(MPI_Comm comm, int *err)
 }
 
 /*
- * Whether a call was made here, and what it returns. With a place for a request it only begins: who
- * has none waits.
+ * Whether a call was executed here, and its result in `err`. With a `request` it only begins, else
+ * it blocks.
  */
-static bool made(MPI_Comm comm, const struct mpi_call *w, MPI_Request *request, int *err)
+static bool try_call(MPI_Comm comm, const struct mpi_call *w, MPI_Request *request, int *err)
 {
 	struct group *g;
 	struct plan plan;
 
-	/* Nobody would make its progress. */
+	/* Nothing would drive its progress. */
 	if (request && !__atomic_load_n(&progressed, __ATOMIC_RELAXED))
 		return false;
 	g = of(comm, err);
@@ -577,7 +580,7 @@ static bool made(MPI_Comm comm, const struct mpi_call *w, MPI_Request *request, 
 	case LEFT:
 		return false;
 	case EMPTY:
-		/* The MPI has requests that are over. */
+		/* For a nonblocking call the MPI returns a completed request. */
 		*err = MPI_SUCCESS;
 		return !request;
 	case OURS:
@@ -599,7 +602,7 @@ VISIBLE int MPI_Barrier(MPI_Comm comm)
 	const struct mpi_call w = { .kind = FI_BARRIER };
 	int err;
 
-	return made(comm, &w, NULL, &err) ? err : PMPI_Barrier(comm);
+	return try_call(comm, &w, NULL, &err) ? err : PMPI_Barrier(comm);
 }
 
 VISIBLE int MPI_Ibarrier(MPI_Comm comm, MPI_Request *request)
@@ -607,7 +610,7 @@ VISIBLE int MPI_Ibarrier(MPI_Comm comm, MPI_Request *request)
 	const struct mpi_call w = { .kind = FI_BARRIER };
 	int err;
 
-	return made(comm, &w, request, &err) ? err : PMPI_Ibarrier(comm, request);
+	return try_call(comm, &w, request, &err) ? err : PMPI_Ibarrier(comm, request);
 }
 
 #define MPI(name) MPI_##name
@@ -628,27 +631,28 @@ VISIBLE int MPI_Ibarrier(MPI_Comm comm, MPI_Request *request)
 /* ---- Waits and tests ---- */
 
 /*
- * All of them are the MPI's; but one that ends a request of ours with an error tells the
- * communicator's handler of it, and returns it. One for several requests says so of itself and not
- * in their statuses, as MPI allows. Who calls PMPI_* gets the error by the MPI's own way.
+ * All of them call the MPI's function. If that completed a request of barewire with an error, they
+ * call the communicator's error handler and return the error. A function for several requests
+ * returns it and does not set it in their statuses, as MPI allows. Callers of PMPI_* get the error
+ * from the MPI.
  */
-static int heard_of(int err)
+static int report_error(int err)
 {
-	int ours = heard.err;
+	int ours = waited.err;
 
-	heard.waits = false;
+	waited.waits = false;
 	if (__builtin_expect(ours == MPI_SUCCESS, 1))
 		return err;
-	heard.err = MPI_SUCCESS;
-	PMPI_Comm_call_errhandler(heard.comm != MPI_COMM_NULL ? heard.comm : MPI_COMM_WORLD, ours);
+	waited.err = MPI_SUCCESS;
+	PMPI_Comm_call_errhandler(waited.comm != MPI_COMM_NULL ? waited.comm : MPI_COMM_WORLD, ours);
 	return ours;
 }
 
 #define WAIT(name, params, args) \
 	VISIBLE int MPI_##name params \
 	{ \
-		heard.waits = true; \
-		return heard_of(PMPI_##name args); \
+		waited.waits = true; \
+		return report_error(PMPI_##name args); \
 	}
 
 WAIT(Wait, (MPI_Request *request, MPI_Status *status), (request, status))
@@ -664,7 +668,7 @@ WAIT(Waitsome, (int count, MPI_Request *requests, int *done, int *indices, MPI_S
      (count, requests, done, indices, statuses))
 WAIT(Testsome, (int count, MPI_Request *requests, int *done, int *indices, MPI_Status *statuses),
      (count, requests, done, indices, statuses))
-/* Who asks leaves the request, and is not told yet. */
+/* These do not free the request, so its error is not waited yet. */
 WAIT(Request_get_status, (MPI_Request request, int *flag, MPI_Status *status),
      (request, flag, status))
 #if MPI_VERSION > 4 || (MPI_VERSION == 4 && MPI_SUBVERSION >= 1)
@@ -679,11 +683,11 @@ WAIT(Request_get_status_some,
      (count, requests, done, indices, statuses))
 #endif
 
-/* ---- The end ---- */
+/* ---- MPI_Finalize ---- */
 
 /*
- * Nobody leaves while another is still some calls behind, whom he may have to answer: so all meet
- * first, and barewire is closed last, when all that is the MPI's is gone.
+ * A rank may have to answer members that are some calls behind, so all ranks meet in a barrier
+ * first. barewire is closed last, after the MPI has freed its objects.
  */
 VISIBLE int MPI_Finalize(void)
 {
@@ -691,26 +695,26 @@ VISIBLE int MPI_Finalize(void)
 	char line[80];
 	int err;
 
-	if (!in_time())
+	if (!is_initialized())
 		return PMPI_Finalize();
-	/* A rank that made no call does not know whether another did. */
+	/* Also in a rank without collectives: another rank may have made some. */
 	PMPI_Barrier(MPI_COMM_WORLD);
 	if (keyval == MPI_KEYVAL_INVALID)
 		return PMPI_Finalize();
-	face_closes();
-	if (endless != MPI_REQUEST_NULL) {
-		PMPI_Grequest_complete(endless);
-		PMPI_Request_free(&endless);
+	stop_progress();
+	if (never_completed != MPI_REQUEST_NULL) {
+		PMPI_Grequest_complete(never_completed);
+		PMPI_Request_free(&never_completed);
 	}
 	snprintf(line, sizeof line, "%lu calls", barewire_mpi_calls());
 	face_say(1, line);
 	err = PMPI_Finalize();
 	/*
-	 * Communicators that were not freed, and whose attributes the MPI did not free: one of a session
-	 * (MPI 4) may be freed later, and its record with it.
+	 * States of communicators that were not freed, and whose attributes the MPI did not delete. A
+	 * communicator of a session (MPI 4) may be freed later, and its state with it.
 	 */
 	while (all) {
-		struct ours *o = all;
+		struct comm_state *o = all;
 
 		all = o->next;
 		o->at = NULL;
@@ -718,7 +722,7 @@ VISIBLE int MPI_Finalize(void)
 	}
 	coll_close();
 	while ((spare = coll_spare()))
-		free(asked_of(spare));
+		free(mpi_request_of(spare));
 	keyval = MPI_KEYVAL_INVALID;
 	return err;
 }

@@ -1,6 +1,6 @@
 /*
- * MPI's calls with counts of the type COUNT: MPI(name) is the name of one, and PMPI(name) that of
- * the MPI's own. Included by pmpi.c once for each type of counts.
+ * MPI's collectives with counts of type COUNT. MPI(name) is the name of a call, and PMPI(name) that
+ * of the MPI's function. Included by pmpi.c once for each type of counts.
  */
 
 #ifndef BAREWIRE_MPI_PMPI_CALLS_H
@@ -8,14 +8,14 @@
 
 #define LIST(...) __VA_ARGS__
 
-/* A call, and the one that begins it, with parameters and arguments; then what is wanted. */
+/* A blocking call and its nonblocking form: parameters, arguments, and members of `mpi_call`. */
 #define CALL(name, start, params, args, ...) \
 	VISIBLE int MPI(name)(LIST params) \
 	{ \
 		const struct mpi_call w = { __VA_ARGS__ }; \
 		int err; \
 \
-		return made(comm, &w, NULL, &err) ? err : PMPI(name)(LIST args); \
+		return try_call(comm, &w, NULL, &err) ? err : PMPI(name)(LIST args); \
 	} \
 \
 	VISIBLE int MPI(start)(LIST params, MPI_Request *request) \
@@ -23,14 +23,14 @@
 		const struct mpi_call w = { __VA_ARGS__ }; \
 		int err; \
 \
-		return made(comm, &w, request, &err) ? err : PMPI(start)(LIST args, request); \
+		return try_call(comm, &w, request, &err) ? err : PMPI(start)(LIST args, request); \
 	}
 
-/* A reduction's source and result have one type. */
+/* Reductions: source and result have one type. */
 #define REDUCES(of) \
 	.kind = of, .sbuf = sbuf, .rbuf = rbuf, .rcount = count, .rtype = type, .op = op
 
-/* Those of others have their own. */
+/* Other calls: source and result have types of their own. */
 #define MOVES(of) \
 	.kind = of, .sbuf = sbuf, .scount = scount, .stype = stype, .rbuf = rbuf, .rcount = rcount, \
 	.rtype = rtype
