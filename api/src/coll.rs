@@ -269,7 +269,7 @@ impl Drop for Mc {
         }
         let now = Engine::now();
         // A group is also closed with its endpoint.
-        let _ = core.node().coll_close(now, self.id);
+        let _ = core.node().collectives().coll_close(now, self.id);
         core.engine.after_post(now);
         core.posted(&self.dom);
     }
@@ -350,7 +350,7 @@ impl EpCommon {
         let req = JoinReq { members, parent, model, context };
         let mut core = self.dom.enter_control()?;
         let now = Engine::now();
-        let id = core.node().coll_join(now, self.id, &req)?;
+        let id = core.node().collectives().coll_join(now, self.id, &req)?;
         if !std::mem::replace(&mut core.joins, true) {
             core.watch.add_watcher();
         }

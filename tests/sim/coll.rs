@@ -148,7 +148,8 @@ impl Team {
         let req = JoinReq { members, parent, model, context: 77 };
         let now = self.rig.now();
         let s = self.rig.at(host);
-        let id = s.node.coll_join(now, s.ep, &req).map_err(|e| format!("join: {e}"))?;
+        let id =
+            s.node.collectives().coll_join(now, s.ep, &req).map_err(|e| format!("join: {e}"))?;
         self.rig.poll_by(host, now.0);
         Ok(id)
     }

@@ -540,7 +540,7 @@ impl Node {
         self.eps[idx].release_receives(&mut self.cqs);
         self.eps[idx].release_ops(&mut self.cqs);
         self.target.revoke_grants();
-        self.coll_ep_closed(now, idx);
+        self.collectives().coll_ep_closed(now, idx);
         self.groups.forget_ep(idx);
         self.sessions().close_sends(now, idx);
         self.receiving().close_receives(now, idx);

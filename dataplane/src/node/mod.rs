@@ -1111,7 +1111,7 @@ pub struct Sessions<'a> {
 
 /// The sessions of a node, for callers that borrow other parts of it as well.
 macro_rules! sessions_of {
-    ($node:ident) => {
+    ($node:expr) => {
         Sessions {
             settings: &mut $node.settings,
             port: &mut $node.port,
@@ -1214,5 +1214,34 @@ impl Node {
     #[inline(always)]
     pub fn posting(&mut self) -> Posting<'_> {
         Posting { sessions: sessions_of!(self), groups: &mut self.groups }
+    }
+}
+
+/// Collective groups of a node and their ends, borrowed from it: joins, members that leave or die,
+/// and calls that end with them. Messages to members are posted; no method sends.
+#[derive(Debug)]
+pub struct Collectives<'a> {
+    sessions: Sessions<'a>,
+    /// Named by [`Posting`].
+    groups: &'a mut Multicast,
+}
+
+impl Node {
+    /// The collective groups.
+    #[inline(always)]
+    pub fn collectives(&mut self) -> Collectives<'_> {
+        Collectives { sessions: sessions_of!(self), groups: &mut self.groups }
+    }
+}
+
+impl Collectives<'_> {
+    /// The receiver of messages.
+    fn receiving(&mut self) -> Receiving<'_> {
+        Receiving { sessions: sessions_of!(self.sessions) }
+    }
+
+    /// The posting of operations.
+    fn posting(&mut self) -> Posting<'_> {
+        Posting { sessions: sessions_of!(self.sessions), groups: self.groups }
     }
 }

@@ -316,7 +316,7 @@ fn after_crash(team: &mut Team, gang: &Gang, killed: usize, all: &mut Vec<Pendin
     for &rank in &survivors {
         let now = team.rig.now();
         let node = &mut team.rig.at(rank).node;
-        node.coll_close(now, gang.ids[rank]).map_err(|e| format!("closing: {e}"))?;
+        node.collectives().coll_close(now, gang.ids[rank]).map_err(|e| format!("closing: {e}"))?;
         team.rig.poll_by(rank, now.0);
     }
     let end = team.rig.net.now + T_DEAD_NS * 2;
@@ -594,7 +594,7 @@ fn a_join_that_cannot_be_ends_with_an_error() {
     team.rig.run_to(known);
     for host in [0, 1] {
         let now = team.rig.now();
-        team.rig.at(host).node.coll_close(now, ids[host].1).unwrap();
+        team.rig.at(host).node.collectives().coll_close(now, ids[host].1).unwrap();
     }
     let gang = team.join(&[0, 1, 2], JoinModel::Collective(0)).unwrap();
     team.call(&gang, &Call::of(CollKind::Allreduce, 0, 5, 1)).unwrap();
@@ -649,7 +649,7 @@ fn a_member_may_leave_at_once() {
         let first = seed as usize % 4;
         team.await_join(first, ids[first]).unwrap().unwrap();
         let now = team.rig.now();
-        team.rig.at(first).node.coll_close(now, ids[first]).unwrap();
+        team.rig.at(first).node.collectives().coll_close(now, ids[first]).unwrap();
         team.rig.poll_by(first, now.0);
         let gang = Gang { hosts: set.to_vec(), ids: ids.to_vec() };
         let barrier = Call::of(CollKind::Barrier, 0, 0, 1);
@@ -676,7 +676,7 @@ fn who_needs_nothing_more_may_leave() {
         team.run(&mut all, u64::MAX).unwrap();
         // The root has sent and goes; the others come later.
         let now = team.rig.now();
-        team.rig.at(0).node.coll_close(now, gang.ids[0]).unwrap();
+        team.rig.at(0).node.collectives().coll_close(now, gang.ids[0]).unwrap();
         team.rig.poll_by(0, now.0);
         team.rig.run_to(now.0 + 1_000_000);
         for rank in 1..4 {

@@ -27,7 +27,7 @@ use super::control::{ASK_NS, DISAGREE};
 use super::{Caller, Coll, Group, Kind, LAYOUT_WORD};
 use crate::error::{Error, Result};
 use crate::idx::{CallIdx, GroupIdx, PeerIdx};
-use crate::node::{FrameSink, Node, NodeCounters, Objects, Peers};
+use crate::node::{Collectives, FrameSink, Node, NodeCounters, Objects, Peers};
 use crate::proto::coll::Shape;
 use crate::proto::coll::plan::{Layout, Model};
 use crate::types::Instant;
@@ -92,6 +92,18 @@ struct FirstCall {
     /// member.
     words: Box<[u64]>,
     scratch: Scratch,
+}
+
+/// The calls of a group through its board after they were advanced.
+enum BoardProgress {
+    /// There is none.
+    Idle,
+    /// The first waits for a member.
+    Waits,
+    /// The first has waited for [`PATIENCE_NS`] since the last check.
+    Late,
+    /// They cannot end: a member is gone, or does not make the same call.
+    Failed(Error),
 }
 
 /// The arguments of a call that differ between calls of the same part.
@@ -423,6 +435,25 @@ impl Group {
         if self.is_whole { None } else { cold(self.lost_on_board_slow()) }
     }
 
+    /// The state of the first call through the board, which lacks contributions: it fails if a
+    /// member that it waits for is gone.
+    #[inline(never)]
+    fn check_waiting(&mut self, now: Instant) -> BoardProgress {
+        if let Some(err) = self.lost_on_board() {
+            return BoardProgress::Failed(err);
+        }
+        let BoardState::Attached(calls) = &mut self.shared else { return BoardProgress::Idle };
+        if !calls.is_busy {
+            return BoardProgress::Idle;
+        }
+        let first = &mut calls.first;
+        // A call that was not seen to wait before is late after the patience has passed.
+        if first.is_late(now) && first.since.replace(now).is_some() {
+            return BoardProgress::Late;
+        }
+        BoardProgress::Waits
+    }
+
     /// The slow part of [`lost_on_board`](Self::lost_on_board), for a group with a lost member.
     fn lost_on_board_slow(&self) -> Option<Error> {
         let BoardState::Attached(calls) = &self.shared else { return None };
@@ -586,72 +617,8 @@ impl Node {
         self.coll.asks_at.get_or_insert(self.turn.polled_at + ASK_NS);
         if !self.coll.groups[g].is_whole {
             cold(());
-            self.drive_group(self.turn.polled_at, g);
-        }
-    }
-
-    /// Advances the calls of a group through its board as far as possible, and watches the late
-    /// members of the first call that cannot proceed. Returns whether there is such a call: if not,
-    /// the group is to be removed from those with calls, unless it has ended and was removed.
-    #[inline(always)]
-    fn drive_board(&mut self, now: Instant, g: GroupIdx) -> bool {
-        loop {
-            let Some(group) = self.coll.groups.get_mut(g) else { return cold(false) };
-            let BoardState::Attached(calls) = &mut group.shared else { return cold(false) };
-            match calls.step() {
-                Step::Waits => return self.still_waits(now, g),
-                Step::Disagree => {
-                    cold(());
-                    self.abort_group(now, g, DISAGREE);
-                    return false;
-                }
-                Step::Ended => {}
-            }
-            let (caller, has_watched) = (calls.end_first(), !calls.first.watched.is_empty());
-            let (is_last, ep) = (!calls.is_busy, group.ep);
-            group.ops -= u32::from(caller.is_some());
-            if has_watched {
-                self.coll.unwatch(g, &mut self.peers);
-            }
-            if let Some(caller) = caller {
-                self.counters.count_shared();
-                self.objects().complete_call(ep, caller);
-            }
-            if is_last {
-                return false;
-            }
-        }
-    }
-
-    /// Checks whether the first call of group `g` still waits: it has ended if a member that it
-    /// waits for is gone. Late members may be watched. False if there is none.
-    #[inline(never)]
-    fn still_waits(&mut self, now: Instant, g: GroupIdx) -> bool {
-        let group = &mut self.coll.groups[g];
-        if let Some(err) = group.lost_on_board() {
-            self.abort_group(now, g, err);
-            return false;
-        }
-        let BoardState::Attached(calls) = &mut group.shared else { return false };
-        if !calls.is_busy {
-            return false;
-        }
-        let first = &mut calls.first;
-        if first.is_late(now) {
-            // A call that was not seen to wait before is late after the patience has passed.
-            let was_seen = first.since.replace(now).is_some();
-            if was_seen {
-                self.watch_late(now, g);
-            }
-        }
-        true
-    }
-
-    /// [`drive_boards`](Self::drive_boards) for one group.
-    #[inline(never)]
-    pub(super) fn drive_group(&mut self, now: Instant, g: GroupIdx) {
-        if !self.drive_board(now, g) {
-            self.coll.on_boards.retain(|&other| other != g);
+            let now = self.turn.polled_at;
+            self.collectives().drive_group(now, g);
         }
     }
 
@@ -661,7 +628,12 @@ impl Node {
         let before = self.counters.colls_done;
         let mut at = 0;
         while let Some(&g) = self.coll.on_boards.get(at) {
-            if self.drive_board(now, g) {
+            let waits = match self.objects().advance_board(now, g) {
+                BoardProgress::Waits => true,
+                BoardProgress::Idle => false,
+                rare => cold(self.collectives().settle_board(now, g, rare)),
+            };
+            if waits {
                 at += 1;
             } else if self.coll.on_boards.get(at) == Some(&g) {
                 self.coll.on_boards.swap_remove(at);
@@ -669,22 +641,81 @@ impl Node {
         }
         (self.counters.colls_done - before) as usize
     }
+}
+
+impl Objects<'_> {
+    /// Advances the calls of a group through its board as far as possible.
+    #[inline(always)]
+    fn advance_board(&mut self, now: Instant, g: GroupIdx) -> BoardProgress {
+        loop {
+            let Some(group) = self.coll.groups.get_mut(g) else { return cold(BoardProgress::Idle) };
+            let BoardState::Attached(calls) = &mut group.shared else {
+                return cold(BoardProgress::Idle);
+            };
+            match calls.step() {
+                Step::Waits => return group.check_waiting(now),
+                Step::Disagree => return cold(BoardProgress::Failed(DISAGREE)),
+                Step::Ended => {}
+            }
+            let (caller, has_watched) = (calls.end_first(), !calls.first.watched.is_empty());
+            let (is_last, ep) = (!calls.is_busy, group.ep);
+            group.ops -= u32::from(caller.is_some());
+            if has_watched {
+                self.coll.unwatch(g, self.peers);
+            }
+            if let Some(caller) = caller {
+                self.counters.count_shared();
+                self.complete_call(ep, caller);
+            }
+            if is_last {
+                return BoardProgress::Idle;
+            }
+        }
+    }
+}
+
+impl Collectives<'_> {
+    /// Advances the calls of a group through its board, as [`Node::drive_boards`] does for all
+    /// groups.
+    pub(super) fn drive_group(&mut self, now: Instant, g: GroupIdx) {
+        let progress = self.sessions.objects().advance_board(now, g);
+        if !self.settle_board(now, g, progress) {
+            self.sessions.coll.on_boards.retain(|&other| other != g);
+        }
+    }
+
+    /// Ends a group whose calls through the board have failed, and watches the late members of one
+    /// that waits. Returns whether a call waits: if not, the group is to be removed from those with
+    /// calls, unless it has ended and was removed.
+    #[inline(never)]
+    fn settle_board(&mut self, now: Instant, g: GroupIdx, progress: BoardProgress) -> bool {
+        match progress {
+            BoardProgress::Idle => return false,
+            BoardProgress::Waits => {}
+            BoardProgress::Late => self.watch_late(now, g),
+            BoardProgress::Failed(err) => {
+                self.abort_group(now, g, err);
+                return false;
+            }
+        }
+        true
+    }
 
     /// Watches the members that the first call of a group waits for, like members that owe a
     /// message.
     fn watch_late(&mut self, now: Instant, g: GroupIdx) {
-        let group = &self.coll.groups[g];
+        let group = &self.sessions.coll.groups[g];
         let BoardState::Attached(calls) = &group.shared else { return };
         let awaits = |&(rank, _): &(u32, _)| rank != group.me && calls.awaits(rank);
         let late = (0..).zip(&group.members).filter(awaits).map(|(_, member)| member.peer);
         let late: Vec<PeerIdx> = late.filter(|p| !calls.first.watched.contains(p)).collect();
         for p in late {
-            self.peers[p].begin_to_wait(now);
-            self.peers[p].coll_waits += 1;
-            if let BoardState::Attached(calls) = &mut self.coll.groups[g].shared {
+            self.sessions.peers[p].begin_to_wait(now);
+            self.sessions.peers[p].coll_waits += 1;
+            if let BoardState::Attached(calls) = &mut self.sessions.coll.groups[g].shared {
                 calls.first.watched.push(p);
             }
-            self.probe_silent(now, p);
+            self.sessions.control().probe_silent(now, p);
         }
     }
 }

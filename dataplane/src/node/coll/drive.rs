@@ -15,8 +15,8 @@ use crate::idx::{CallIdx, EpIdx, GroupIdx, PeerIdx, RecvIdx, UnexpectedIdx};
 use crate::node::ep::Ep;
 use crate::node::eps::SendRoom;
 use crate::node::{
-    Avs, Cqs, EpId, Eps, FrameSink, GroupId, MsgKind, Node, Objects, Peers, RecvReq, SendReq,
-    UnexpectedMsg,
+    Avs, Collectives, Control, Cqs, EpId, Eps, FrameSink, GroupId, MsgKind, Node, Objects, Peers,
+    RecvReq, SendReq, Sessions, UnexpectedMsg,
 };
 use crate::proto::coll::plan::{Layout, Model};
 use crate::proto::coll::run::Action;
@@ -219,8 +219,9 @@ impl Node {
         }
         let mut entries = [Cqe::default(); 32];
         loop {
-            self.process_arrived(now);
-            self.process_lost(now);
+            let mut collectives = self.collectives();
+            collectives.process_arrived(now);
+            collectives.process_lost(now);
             match self.cq_read(cq, &mut entries) {
                 Ok(n) => {
                     self.coll.taken += n as u64;
@@ -233,7 +234,11 @@ impl Node {
                     if let Ok(err) = self.receiving().cq_readerr(cq) {
                         self.coll.taken += 1;
                         self.coll.looked_at += 1;
-                        self.on_side_failed(now, &err);
+                        let context = err.cqe.op_context;
+                        if is_control_recv(context) && !self.port.gone {
+                            self.listen(side_of(&self.eps, context));
+                        }
+                        self.collectives().on_side_failed(now, &err);
                     }
                 }
                 Err(_) => break,
@@ -242,21 +247,23 @@ impl Node {
         self.coll.behind.clear();
         // Arrived messages first: the join may complete by them.
         if self.coll.deadline.is_some_and(|at| at <= now) {
-            self.end_late_joins(now);
+            self.collectives().end_late_joins(now);
         }
         if self.coll.asks_at.is_some_and(|at| at <= now) {
-            self.ask_awaited(now);
+            self.collectives().ask_awaited(now);
         }
-        self.send_owed(now);
+        self.collectives().send_owed(now);
     }
 
     /// Processes the completion of a message between collective sides.
     fn on_side_done(&mut self, now: Instant, cqe: &Cqe, out: &mut dyn FrameSink) {
         if cqe.op_context & CONTROL != 0 {
-            if cqe.op_context & ASKED != 0 {
+            if !is_control_recv(cqe.op_context) {
                 self.coll.on_ask_ended(cqe.op_context);
             } else {
-                self.on_control_message(now, cqe);
+                let side = side_of(&self.eps, cqe.op_context);
+                self.listen(side);
+                self.collectives().on_control_message(now, side, cqe);
             }
             return;
         }
@@ -271,46 +278,10 @@ impl Node {
             self.coll.end_wait(&self.avs, &mut self.peers, o, cqe.src);
             let marked = cqe.flags.contains(CqFlags::REMOTE_CQ_DATA) && cqe.data == mark;
             if !marked {
-                return self.abort_group(now, g, DISAGREE);
+                return self.collectives().abort_group(now, g, DISAGREE);
             }
         }
         self.drive_op(now, o, out);
-    }
-
-    fn on_side_failed(&mut self, now: Instant, err: &CqErr) {
-        if err.cqe.op_context & CONTROL != 0 {
-            if err.cqe.op_context & ASKED != 0 {
-                return self.on_ask_failed(now, err);
-            }
-            if !self.port.gone {
-                self.listen(side_of(&self.eps, err.cqe.op_context));
-            }
-            self.on_unknown_control(err);
-            return;
-        }
-        let Some(o) = self.coll.op_of(err.cqe.op_context) else { return };
-        let g = self.coll.ops[o].group;
-        let reason = match err.err {
-            Error::Trunc => DISAGREE,
-            // An operation that this node cancelled itself says nothing about the member.
-            other => other,
-        };
-        let op = &mut self.coll.ops[o];
-        if err.cqe.flags.contains(CqFlags::SEND) {
-            op.sends = op.sends.saturating_sub(1);
-        }
-        self.abort_group(now, g, reason);
-    }
-
-    /// Processes a control message of a sender that is in no group of this node (yet).
-    fn on_unknown_control(&mut self, err: &CqErr) {
-        let Some(from) = err.err_data else { return };
-        let (gid, _, _) = parts_of(err.cqe.tag);
-        if let Some(p) = self.by_station.get(&self.peers, from.station, Tenant::NONE) {
-            self.discard_joins((p, Some(from.ep)), Some(gid));
-        }
-        let side = side_of(&self.eps, err.cqe.op_context);
-        self.on_unjoined_group_end(side, from, &err.cqe);
     }
 
     /// Executes the actions of a call until it has to wait.
@@ -322,7 +293,7 @@ impl Node {
             let op = &mut self.coll.ops[o];
             let went = match op.run.action() {
                 Action::Wait => return,
-                Action::Done => return self.end_op(now, o),
+                Action::Done => return self.collectives().end_op(now, o),
                 Action::Local(local) => {
                     compute(op, local);
                     op.run.done();
@@ -354,7 +325,7 @@ impl Node {
             let from = self.peers[member.peer].src(member.peer, member.ep);
             let matcher = &self.eps[side.0.idx()].matcher[MsgKind::Tagged as usize];
             if matcher.match_unexpected(&self.unexpected, tag, 0, from).is_none() {
-                self.abort_group(now, g, err);
+                self.collectives().abort_group(now, g, err);
                 return PostOutcome::Ended;
             }
         }
@@ -374,7 +345,7 @@ impl Node {
             Ok(()) => {}
             Err(Error::Again) => return PostOutcome::NoRoom,
             Err(err) => {
-                self.abort_group(now, g, err);
+                self.collectives().abort_group(now, g, err);
                 return PostOutcome::Ended;
             }
         }
@@ -384,16 +355,8 @@ impl Node {
         op.waits.push(p);
         op.run.done();
         // The peer's silence counts, even if no message was ever exchanged with it.
-        self.probe_silent(now, p);
+        self.control().probe_silent(now, p);
         PostOutcome::On
-    }
-
-    pub(super) fn probe_silent(&mut self, now: Instant, p: PeerIdx) {
-        if self.peers[p].state == super::super::peer::State::Idle && !self.port.gone {
-            self.control().schedule(now, p);
-        } else {
-            self.control().arm_timer(now, p);
-        }
     }
 
     fn post_side_send(
@@ -409,7 +372,7 @@ impl Node {
         let group = &self.coll.groups[g];
         let member = group.members[comm.rank as usize];
         if let Some(err) = member.lost {
-            self.abort_group(now, g, err);
+            self.collectives().abort_group(now, g, err);
             return PostOutcome::Ended;
         }
         let inject = comm.slice.len() <= Self::INJECT_SIZE as u64;
@@ -433,7 +396,7 @@ impl Node {
             Ok(()) => {}
             Err(Error::Again) => return PostOutcome::NoRoom,
             Err(err) => {
-                self.abort_group(now, g, err);
+                self.collectives().abort_group(now, g, err);
                 return PostOutcome::Ended;
             }
         }
@@ -446,60 +409,6 @@ impl Node {
             op.sends += 1;
         }
         PostOutcome::On
-    }
-
-    /// Ends a call with success.
-    fn end_op(&mut self, now: Instant, o: CallIdx) {
-        let op = self.coll.ops.free(o);
-        let g = op.group;
-        self.coll.groups[g].ops -= 1;
-        self.counters.colls_done += 1;
-        let caller = op.caller;
-        if caller.is_none() {
-            self.end_join(now, g, &op);
-        }
-        self.coll.give_back(op);
-        if let Some(caller) = caller {
-            let ep = self.coll.groups[g].ep;
-            self.objects().complete_call(ep, caller);
-        }
-    }
-
-    /// Ends a join: the members of a group have exchanged their parameters.
-    fn end_join(&mut self, now: Instant, g: GroupIdx, op: &Op) {
-        let word = |i: usize| {
-            let mut bytes = [0; 8];
-            op.out.read_at(8 * i, &mut bytes);
-            u64::from_le_bytes(bytes)
-        };
-        let [name, most, least] = [0, 1, 2].map(word);
-        // An id that the first member has not drawn.
-        if most != !least || name as u32 == 0 || name >= JOIN.into() {
-            return self.abort_group(now, g, DISAGREE);
-        }
-        let [most, least] = [0, 1].map(|i| word(LAYOUT_WORD + i));
-        let layout = if most == !least { most } else { 0 };
-        let id = GroupId(self.coll.groups.handle(g));
-        let group = &mut self.coll.groups[g];
-        group.gid = name as u32;
-        group.seq = 0;
-        group.layout = Layout::from_word(layout, group.members.len() as u32);
-        let numbers = std::array::from_fn(|i| word(MODEL_WORD + i));
-        group.model = Model::from_words(numbers, group.model.force);
-        group.plans.clear();
-        let slots: Vec<u64> = (JOIN_WORDS..op.out.len() / 8).map(word).collect();
-        if let Err(err) = self.coll.agree_on_board(g, &slots) {
-            return self.abort_group(now, g, err);
-        }
-        let group = &mut self.coll.groups[g];
-        group.state = GroupState::Ready;
-        let (ep, context) = (group.ep, group.context);
-        let side = group.side;
-        if let Some(err) = self.coll.ended_group_error(side, name as u32) {
-            self.coll.groups[g].state = GroupState::Ended(err);
-        }
-        self.coll.events.push_back(JoinEvent { ep, group: id, context, result: Ok(()) });
-        self.apply_early_leaves(now, g);
     }
 
     /// Posts a receive for control messages.
@@ -519,26 +428,117 @@ impl Node {
             self.coll.stalled = true;
         }
     }
+}
 
-    fn on_control_message(&mut self, now: Instant, cqe: &Cqe) {
-        let side = side_of(&self.eps, cqe.op_context);
-        self.listen(side);
+impl Collectives<'_> {
+    /// Processes the error entry of a message between collective sides.
+    fn on_side_failed(&mut self, now: Instant, err: &CqErr) {
+        if err.cqe.op_context & CONTROL != 0 {
+            if err.cqe.op_context & ASKED != 0 {
+                return self.on_ask_failed(now, err);
+            }
+            self.on_unknown_control(err);
+            return;
+        }
+        let Some(o) = self.sessions.coll.op_of(err.cqe.op_context) else { return };
+        let g = self.sessions.coll.ops[o].group;
+        let reason = match err.err {
+            Error::Trunc => DISAGREE,
+            // An operation that this node cancelled itself says nothing about the member.
+            other => other,
+        };
+        let op = &mut self.sessions.coll.ops[o];
+        if err.cqe.flags.contains(CqFlags::SEND) {
+            op.sends = op.sends.saturating_sub(1);
+        }
+        self.abort_group(now, g, reason);
+    }
+
+    /// Processes a control message of a sender that is in no group of this node (yet).
+    fn on_unknown_control(&mut self, err: &CqErr) {
+        let Some(from) = err.err_data else { return };
+        let (gid, _, _) = parts_of(err.cqe.tag);
+        if let Some(p) =
+            self.sessions.by_station.get(self.sessions.peers, from.station, Tenant::NONE)
+        {
+            self.discard_joins((p, Some(from.ep)), Some(gid));
+        }
+        let side = side_of(self.sessions.eps, err.cqe.op_context);
+        self.on_unjoined_group_end(side, from, &err.cqe);
+    }
+
+    /// Ends a call with success.
+    fn end_op(&mut self, now: Instant, o: CallIdx) {
+        let op = self.sessions.coll.ops.free(o);
+        let g = op.group;
+        self.sessions.coll.groups[g].ops -= 1;
+        self.sessions.counters.colls_done += 1;
+        let caller = op.caller;
+        if caller.is_none() {
+            self.end_join(now, g, &op);
+        }
+        self.sessions.coll.give_back(op);
+        if let Some(caller) = caller {
+            let ep = self.sessions.coll.groups[g].ep;
+            self.sessions.objects().complete_call(ep, caller);
+        }
+    }
+
+    /// Ends a join: the members of a group have exchanged their parameters.
+    fn end_join(&mut self, now: Instant, g: GroupIdx, op: &Op) {
+        let word = |i: usize| {
+            let mut bytes = [0; 8];
+            op.out.read_at(8 * i, &mut bytes);
+            u64::from_le_bytes(bytes)
+        };
+        let [name, most, least] = [0, 1, 2].map(word);
+        // An id that the first member has not drawn.
+        if most != !least || name as u32 == 0 || name >= JOIN.into() {
+            return self.abort_group(now, g, DISAGREE);
+        }
+        let [most, least] = [0, 1].map(|i| word(LAYOUT_WORD + i));
+        let layout = if most == !least { most } else { 0 };
+        let id = GroupId(self.sessions.coll.groups.handle(g));
+        let group = &mut self.sessions.coll.groups[g];
+        group.gid = name as u32;
+        group.seq = 0;
+        group.layout = Layout::from_word(layout, group.members.len() as u32);
+        let numbers = std::array::from_fn(|i| word(MODEL_WORD + i));
+        group.model = Model::from_words(numbers, group.model.force);
+        group.plans.clear();
+        let slots: Vec<u64> = (JOIN_WORDS..op.out.len() / 8).map(word).collect();
+        if let Err(err) = self.sessions.coll.agree_on_board(g, &slots) {
+            return self.abort_group(now, g, err);
+        }
+        let group = &mut self.sessions.coll.groups[g];
+        group.state = GroupState::Ready;
+        let (ep, context) = (group.ep, group.context);
+        let side = group.side;
+        if let Some(err) = self.sessions.coll.ended_group_error(side, name as u32) {
+            self.sessions.coll.groups[g].state = GroupState::Ended(err);
+        }
+        self.sessions.coll.events.push_back(JoinEvent { ep, group: id, context, result: Ok(()) });
+        self.apply_early_leaves(now, g);
+    }
+
+    /// Processes a control message that a collective side has received.
+    fn on_control_message(&mut self, now: Instant, side: EpId, cqe: &Cqe) {
         let (gid, _, _) = parts_of(cqe.tag);
-        let Some(av) = self.coll.av else { return };
-        let Some(entry) = self.avs[av.0.idx()].av.lookup(cqe.src) else { return };
-        let from = self.peers.addr_of(entry);
+        let Some(av) = self.sessions.coll.av else { return };
+        let Some(entry) = self.sessions.avs[av.0.idx()].av.lookup(cqe.src) else { return };
+        let from = self.sessions.peers.addr_of(entry);
         let named = |g: &super::Group| {
             let from = |m: &super::Member| (m.peer, m.ep) == (entry.peer, entry.ep);
             g.side == side && g.gid == gid && g.members.iter().any(from)
         };
-        let found = self.coll.groups.iter().find(|(_, g)| named(g)).map(|(g, _)| g);
+        let found = self.sessions.coll.groups.iter().find(|(_, g)| named(g)).map(|(g, _)| g);
         match (found, cqe.tag & 0xfff) {
             (None, _) => {
                 self.discard_joins((entry.peer, Some(entry.ep)), Some(gid));
                 self.on_unjoined_group_end(side, from, cqe);
             }
             (Some(g), ASK) => {
-                if let GroupState::Ended(err) = self.coll.groups[g].state {
+                if let GroupState::Ended(err) = self.sessions.coll.groups[g].state {
                     self.answer_ask(now, (side, from), (gid, ABORT), err);
                 }
             }
@@ -547,7 +547,7 @@ impl Node {
                 self.discard_joins((entry.peer, Some(entry.ep)), Some(gid));
                 self.abort_group(now, g, reason(cqe.data));
             }
-            _ => self.counters.rx_coll_unknown += 1,
+            _ => self.sessions.counters.rx_coll_unknown += 1,
         }
     }
 
@@ -555,33 +555,35 @@ impl Node {
     fn on_unjoined_group_end(&mut self, side: EpId, from: EpAddr, cqe: &Cqe) {
         let (gid, _, _) = parts_of(cqe.tag);
         match cqe.tag & 0xfff {
-            ABORT => self.coll.record_ended_group(side, gid, reason(cqe.data)),
-            LEAVE => self.coll.record_early_leave(side, gid, from),
+            ABORT => self.sessions.coll.record_ended_group(side, gid, reason(cqe.data)),
+            LEAVE => self.sessions.coll.record_early_leave(side, gid, from),
             ASK => self.answer_unjoined(side, gid, from, cqe.data),
-            _ => self.counters.rx_coll_unknown += 1,
+            _ => self.sessions.counters.rx_coll_unknown += 1,
         }
     }
 
     /// Checks the messages stored since the last turn: drops messages of unknown kinds, of ended
     /// groups, and of calls other than the one that their number names.
     fn process_arrived(&mut self, now: Instant) {
-        while let Some((msg, generation)) = self.coll.arrived.pop() {
-            if self.unexpected.get(msg).is_none() || self.unexpected.generation(msg) != generation {
+        while let Some((msg, generation)) = self.sessions.coll.arrived.pop() {
+            if self.sessions.unexpected.get(msg).is_none()
+                || self.sessions.unexpected.generation(msg) != generation
+            {
                 continue;
             }
-            let m = &self.unexpected[msg];
+            let m = &self.sessions.unexpected[msg];
             let (gid, seq, kind) = parts_of(m.tag);
             if m.payload.recv != RecvIdx::NONE || m.payload.claimed {
                 continue;
             }
             if kind > KIND_CONTROL {
-                self.counters.rx_coll_unknown += 1;
+                self.sessions.counters.rx_coll_unknown += 1;
                 self.receiving().discard_unexpected(now, msg, crate::wire::EndStatus::Discarded);
             } else if kind == KIND_DATA {
                 let (e, imm) = (m.payload.ep, m.payload.imm);
                 let is_joined = |g: &super::Group| g.gid == gid && g.side.0.idx() == e;
-                if self.coll.ended.iter().any(|&(side, over, _)| (side, over) == (e, gid))
-                    && !self.coll.groups.iter().any(|(_, g)| is_joined(g))
+                if self.sessions.coll.ended.iter().any(|&(side, over, _)| (side, over) == (e, gid))
+                    && !self.sessions.coll.groups.iter().any(|(_, g)| is_joined(g))
                 {
                     self.receiving().discard_unexpected(
                         now,
@@ -590,11 +592,11 @@ impl Node {
                     );
                     continue;
                 }
-                let other = self.coll.ops.iter().find(|(_, op)| {
-                    let g = &self.coll.groups[op.group];
+                let other = self.sessions.coll.ops.iter().find(|(_, op)| {
+                    let g = &self.sessions.coll.groups[op.group];
                     g.side.0.idx() == e && g.gid == gid && op.seq == seq && imm != Some(op.mark)
                 });
-                let Self { eps, peers, unexpected, coll, .. } = &*self;
+                let Sessions { eps, peers, unexpected, coll, .. } = &self.sessions;
                 let stored = StoredMsgs { eps, peers, unexpected };
                 let is_next = |_: &_| !coll.joining(gid) && stored.is_first(msg);
                 let g = other.filter(is_next).map(|(_, op)| op.group);
@@ -602,6 +604,17 @@ impl Node {
                     self.abort_group(now, g, DISAGREE);
                 }
             }
+        }
+    }
+}
+
+impl Control<'_> {
+    /// Schedules what detects the silence of a peer: a PING, or a timer if an answer is due.
+    pub(super) fn probe_silent(&mut self, now: Instant, p: PeerIdx) {
+        if self.peers[p].state == super::super::peer::State::Idle && !self.port.gone {
+            self.schedule(now, p);
+        } else {
+            self.arm_timer(now, p);
         }
     }
 }
@@ -615,6 +628,11 @@ impl Objects<'_> {
         let cntr = room.complete(caller.context, CqFlags::COLLECTIVE, caller.wanted);
         self.cntrs.count(cntr, Done::CALL);
     }
+}
+
+/// Whether this is the context of a receive for control messages.
+fn is_control_recv(context: u64) -> bool {
+    context & (CONTROL | ASKED) == CONTROL
 }
 
 /// The collective side of a receive for control messages.

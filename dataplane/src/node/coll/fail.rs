@@ -14,7 +14,7 @@ use super::{Caller, Coll, EarlyLeave, GroupId, GroupState, JOIN, JoinEvent, Memb
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
 use crate::idx::{CallIdx, EpIdx, GroupIdx, PeerIdx, PullIdx, RecvIdx, TxIdx, UnexpectedIdx};
-use crate::node::{EpId, MsgKind, Node, Objects, SendReq};
+use crate::node::{Collectives, EpId, MsgKind, Node, Objects, Receives, Receiving, SendReq};
 use crate::slab::NONE;
 use crate::types::{CqErr, Cqe, EpAddr, FI_ADDR_UNSPEC, Instant, ProvErrno};
 use crate::wire::EndStatus;
@@ -96,10 +96,10 @@ impl Coll {
     }
 }
 
-impl Node {
+impl Collectives<'_> {
     /// Ends a group and every call of it.
     pub(super) fn abort_group(&mut self, now: Instant, g: GroupIdx, err: Error) {
-        let Some(group) = self.coll.groups.get_mut(g) else { return };
+        let Some(group) = self.sessions.coll.groups.get_mut(g) else { return };
         let joining = matches!(group.state, GroupState::Joining(_));
         if matches!(group.state, GroupState::Ended(_)) {
             return;
@@ -109,131 +109,87 @@ impl Node {
         let (gid, ep, context) = (group.gid, group.ep, group.context);
         self.notify_group(now, g, ABORT, err);
         let ops: Vec<CallIdx> =
-            self.coll.ops.iter().filter(|(_, op)| op.group == g).map(|(o, _)| o).collect();
+            self.sessions.coll.ops.iter().filter(|(_, op)| op.group == g).map(|(o, _)| o).collect();
         for o in ops {
             self.fail_op(now, o, err);
         }
-        self.objects().fail_board(g, err);
+        self.sessions.objects().fail_board(g, err);
         self.discard_stored(now, g, gid);
         if joining {
-            let group = GroupId(self.coll.groups.handle(g));
-            self.coll.events.push_back(JoinEvent { ep, group, context, result: Err(err) });
+            let group = GroupId(self.sessions.coll.groups.handle(g));
+            self.sessions.coll.events.push_back(JoinEvent { ep, group, context, result: Err(err) });
         }
     }
 
     /// Ends a call with an error entry. Its memory is not accessed any more.
     fn fail_op(&mut self, now: Instant, o: CallIdx, err: Error) {
         self.revoke(now, o);
-        let op = self.coll.ops.free(o);
-        let group = &mut self.coll.groups[op.group];
+        let op = self.sessions.coll.ops.free(o);
+        let group = &mut self.sessions.coll.groups[op.group];
         group.ops -= 1;
         let ep = group.ep;
         if let Some(caller) = op.caller {
-            self.objects().fail_call(ep, caller, err);
+            self.sessions.objects().fail_call(ep, caller, err);
         }
-        self.coll.give_back(op);
+        self.sessions.coll.give_back(op);
     }
 
     /// Cancels everything posted for a call, so that its memory is not accessed any more.
     fn revoke(&mut self, now: Instant, o: CallIdx) {
-        let op = &mut self.coll.ops[o];
+        let op = &mut self.sessions.coll.ops[o];
         let waits = std::mem::take(&mut op.waits);
-        let side = self.coll.groups[op.group].side.0.idx();
+        let side = self.sessions.coll.groups[op.group].side.0.idx();
         let busy = !waits.is_empty() || op.sends > 0;
         for &p in &waits {
-            self.peers[p].coll_waits -= 1;
+            self.sessions.peers[p].coll_waits -= 1;
         }
         if !busy {
             return;
         }
-        let handle = self.coll.ops.handle(o);
+        let handle = self.sessions.coll.ops.handle(o);
         let ours = |context: u64| {
             context >> 63 == 0
                 && context as u32 & 0xf_ffff == handle.idx().get() & 0xf_ffff
                 && (context >> 20) as u32 & 0xf_ffff == handle.generation() & 0xf_ffff
         };
-        if self.coll.ops[o].sends > 0 {
-            let wrs = self.tx.wrs.iter().filter(|(_, wr)| wr.ep == side && ours(wr.context));
+        if self.sessions.coll.ops[o].sends > 0 {
+            let wrs =
+                self.sessions.tx.wrs.iter().filter(|(_, wr)| wr.ep == side && ours(wr.context));
             let wrs: Vec<(TxIdx, PeerIdx)> = wrs.map(|(w, wr)| (w, wr.peer)).collect();
             for (w, p) in wrs {
-                self.operations().abandon_wr(w);
-                self.operations().cancel_wr(w);
-                self.control().arm_timer(now, p);
+                self.sessions.operations().abandon_wr(w);
+                self.sessions.operations().cancel_wr(w);
+                self.sessions.control().arm_timer(now, p);
             }
         }
-        while let Some(recv) = self.eps[side].matcher[MsgKind::Tagged as usize]
-            .find_posted(&self.posted.pool, |r| ours(r.payload.context))
+        while let Some(recv) = self.sessions.eps[side].matcher[MsgKind::Tagged as usize]
+            .find_posted(&self.sessions.posted.pool, |r| ours(r.payload.context))
         {
-            self.eps[side].matcher[MsgKind::Tagged as usize]
-                .unlink_posted(&mut self.posted.pool, recv);
-            self.objects().fail_recv(recv, Error::Canceled);
+            self.sessions.eps[side].matcher[MsgKind::Tagged as usize]
+                .unlink_posted(&mut self.sessions.posted.pool, recv);
+            self.sessions.objects().fail_recv(recv, Error::Canceled);
         }
-        self.revoke_placing(now, side, &waits, &ours);
-    }
-
-    /// Detaches messages that are partly received. Their senders learn the reason from the ABORT,
-    /// not from a failed send, so these messages end as if they had been received.
-    fn revoke_placing(
-        &mut self,
-        now: Instant,
-        side: EpIdx,
-        peers: &[PeerIdx],
-        ours: &dyn Fn(u64) -> bool,
-    ) {
-        let is_ours = |node: &Self, recv: RecvIdx| {
-            recv != RecvIdx::NONE
-                && node.posted[recv].payload.ep == side
-                && ours(node.posted[recv].payload.context)
-        };
-        let pulls: Vec<PullIdx> = self
-            .pulls
-            .records
-            .iter()
-            .filter(|(_, p)| is_ours(self, p.recv))
-            .map(|(i, _)| i)
-            .collect();
-        for pull in pulls {
-            let recv = std::mem::replace(&mut self.pulls[pull].recv, RecvIdx::NONE);
-            self.operations().pull_engine().end_pull(pull, EndStatus::Discarded);
-            self.objects().cancel_placing(recv);
-        }
-        for &p in peers {
-            if let Some(recv) = self.reassemblies.placing(&self.peers[p])
-                && is_ours(self, recv)
-            {
-                self.reassemblies.discard_rest(&self.peers[p]);
-                self.objects().cancel_placing(recv);
-            }
-        }
-        let unexpected: Vec<UnexpectedIdx> = (self.unexpected.iter())
-            .filter(|(_, m)| m.payload.ep == side && is_ours(self, m.payload.recv))
-            .map(|(i, _)| i)
-            .collect();
-        for msg in unexpected {
-            if self.unexpected.get(msg).is_some() {
-                self.receiving().discard_unexpected(now, msg, EndStatus::Discarded);
-            }
-        }
+        self.receiving().revoke_placing(now, side, &waits, &ours);
     }
 
     /// Discards the stored messages of a group.
     fn discard_stored(&mut self, now: Instant, g: GroupIdx, gid: u32) {
-        let side = self.coll.groups[g].side;
-        self.coll.record_ended_group(side, gid, Error::Canceled);
+        let side = self.sessions.coll.groups[g].side;
+        self.sessions.coll.record_ended_group(side, gid, Error::Canceled);
         let side = side.0.idx();
         if gid & JOIN != 0 {
             // Others may be in their next join attempt already; see `discard_joins`.
             return;
         }
-        if self.eps[side].matcher[MsgKind::Tagged as usize].unexpected_len() == 0 {
+        if self.sessions.eps[side].matcher[MsgKind::Tagged as usize].unexpected_len() == 0 {
             return;
         }
-        let unexpected: Vec<UnexpectedIdx> = (self.unexpected.iter())
+        let unexpected: Vec<UnexpectedIdx> = (self.sessions.unexpected.iter())
             .filter(|(_, m)| m.payload.ep == side && (m.tag >> 32) as u32 == gid)
             .map(|(i, _)| i)
             .collect();
         for msg in unexpected {
-            if self.unexpected.get(msg).is_some() {
+            if self.sessions.unexpected.get(msg).is_some() {
                 self.receiving().discard_unexpected(now, msg, EndStatus::Discarded);
             }
         }
@@ -243,28 +199,33 @@ impl Node {
     /// which its next attempt follows. With `None` as the number: the messages of every member of a
     /// peer from ended sessions.
     pub(super) fn discard_joins(&mut self, (p, number): (PeerIdx, Option<u16>), gid: Option<u32>) {
-        let now = self.turn.polled_at;
-        if self.peers.get(p).is_none_or(|peer| peer.unexpected == 0) {
+        let now = self.sessions.turn.polled_at;
+        if self.sessions.peers.get(p).is_none_or(|peer| peer.unexpected == 0) {
             return;
         }
-        let unexpected: Vec<UnexpectedIdx> = (self.unexpected.iter())
+        let unexpected: Vec<UnexpectedIdx> = (self.sessions.unexpected.iter())
             .filter(|&(i, m)| {
                 let name = (m.tag >> 32) as u32;
                 m.payload.peer == p
                     && number.is_none_or(|n| m.payload.src_ep == n)
-                    && self.coll.is_side(&self.eps, m.payload.ep)
+                    && self.sessions.coll.is_side(self.sessions.eps, m.payload.ep)
                     && name & JOIN != 0
                     && match gid {
-                        Some(gid) => gid == name && !self.coll.is_behind(&self.unexpected, i),
-                        None => {
-                            !self.coll.next_session.contains(&(p, i, self.unexpected.generation(i)))
+                        Some(gid) => {
+                            gid == name
+                                && !self.sessions.coll.is_behind(self.sessions.unexpected, i)
                         }
+                        None => !self.sessions.coll.next_session.contains(&(
+                            p,
+                            i,
+                            self.sessions.unexpected.generation(i),
+                        )),
                     }
             })
             .map(|(i, _)| i)
             .collect();
         for msg in unexpected {
-            if self.unexpected.get(msg).is_some() {
+            if self.sessions.unexpected.get(msg).is_some() {
                 self.receiving().discard_unexpected(now, msg, EndStatus::Discarded);
             }
         }
@@ -272,19 +233,19 @@ impl Node {
 
     /// Applies the early leaves to a group that has just been joined.
     pub(super) fn apply_early_leaves(&mut self, now: Instant, g: GroupIdx) {
-        if self.coll.early_leaves.is_empty() {
+        if self.sessions.coll.early_leaves.is_empty() {
             return;
         }
-        let group = &self.coll.groups[g];
+        let group = &self.sessions.coll.groups[g];
         let (side, gid) = (group.side.0.idx(), group.gid);
         let left: Vec<(PeerIdx, u16)> = (group.members.iter())
             .filter(|m| {
-                let (station, ep) = (self.peers[m.peer].station(), m.ep);
-                self.coll.early_leaves.contains(&EarlyLeave { side, gid, station, ep })
+                let (station, ep) = (self.sessions.peers[m.peer].station(), m.ep);
+                self.sessions.coll.early_leaves.contains(&EarlyLeave { side, gid, station, ep })
             })
             .map(|m| (m.peer, m.ep))
             .collect();
-        self.coll.early_leaves.retain(|early| (early.side, early.gid) != (side, gid));
+        self.sessions.coll.early_leaves.retain(|early| (early.side, early.gid) != (side, gid));
         for member in left {
             self.member_gone(now, g, member, LEFT);
         }
@@ -293,14 +254,14 @@ impl Node {
     /// Asks the awaited members whether they are still in the group. A member that left may not
     /// have notified this one, or may have used an id that this one did not know then.
     pub(super) fn ask_awaited(&mut self, now: Instant) {
-        self.coll.asks_at = None;
-        let groups: Vec<GroupIdx> = (self.coll.groups.iter())
+        self.sessions.coll.asks_at = None;
+        let groups: Vec<GroupIdx> = (self.sessions.coll.groups.iter())
             .filter(|(_, group)| group.ops > 0 && group.state == GroupState::Ready)
             .map(|(g, _)| g)
             .collect();
         for g in groups {
-            let group = &self.coll.groups[g];
-            let ops = self.coll.ops.iter().filter(|(_, op)| op.group == g);
+            let group = &self.sessions.coll.groups[g];
+            let ops = self.sessions.coll.ops.iter().filter(|(_, op)| op.group == g);
             let peers: Vec<PeerIdx> = ops.flat_map(|(_, op)| op.waits.iter().copied()).collect();
             let awaited: Vec<u32> = (0..group.members.len() as u32)
                 .filter(|&rank| {
@@ -315,16 +276,16 @@ impl Node {
             for rank in awaited {
                 self.ask_member(now, g, rank);
             }
-            self.coll.asks_at.get_or_insert(now + ASK_NS);
+            self.sessions.coll.asks_at.get_or_insert(now + ASK_NS);
         }
         // Joins end by their timeout; calls may wait longer.
-        if !self.coll.ops.is_empty() {
-            self.coll.asks_at.get_or_insert(now + ASK_NS);
+        if !self.sessions.coll.ops.is_empty() {
+            self.sessions.coll.asks_at.get_or_insert(now + ASK_NS);
         }
     }
 
     fn ask_member(&mut self, now: Instant, g: GroupIdx, rank: u32) {
-        let group = &self.coll.groups[g];
+        let group = &self.sessions.coll.groups[g];
         let member = group.members[rank as usize];
         let req = SendReq {
             kind: MsgKind::Tagged,
@@ -332,20 +293,23 @@ impl Node {
             dest: member.side,
             tag: control_tag(group.gid, ASK),
             data: u64::from(group.is_agreed) << 32 | u64::from(group.hash),
-            context: CONTROL | ASKED | ask_context(g, self.coll.groups.generation(g), rank),
+            context: CONTROL
+                | ASKED
+                | ask_context(g, self.sessions.coll.groups.generation(g), rank),
             // A closed endpoint is reported by the failure of the send.
             flags: OpFlags::REMOTE_CQ_DATA | OpFlags::DELIVERY_COMPLETE,
             no_completion: false,
         };
         // Without room now, the member is asked at the next time.
-        let posted = self.post_send(now, group.side, req);
-        self.coll.groups[g].members[rank as usize].is_asked = posted.is_ok();
+        let side = group.side;
+        let posted = self.posting().post_message(now, side, req);
+        self.sessions.coll.groups[g].members[rank as usize].is_asked = posted.is_ok();
     }
 
     /// Handles an ASK that no endpoint has received: the member's endpoint is closed, unless its
     /// session has ended.
     pub(super) fn on_ask_failed(&mut self, now: Instant, err: &CqErr) {
-        if let Some((g, member)) = self.coll.on_ask_ended(err.cqe.op_context)
+        if let Some((g, member)) = self.sessions.coll.on_ask_ended(err.cqe.op_context)
             && err.err == Error::ConnRefused
         {
             self.member_gone(now, g, member, LEFT);
@@ -361,9 +325,10 @@ impl Node {
             let joins = matches!(group.state, GroupState::Joining(_));
             joins && group.side == side && group.hash == hash
         };
-        let is_open = is_agreed && !self.coll.groups.iter().any(|(_, group)| joins(group));
-        if gid & JOIN == 0 && (is_open || self.coll.ended_group_error(side, gid).is_some()) {
-            self.answer_ask(self.turn.polled_at, (side, from), (gid, LEAVE), LEFT);
+        let is_open = is_agreed && !self.sessions.coll.groups.iter().any(|(_, group)| joins(group));
+        if gid & JOIN == 0 && (is_open || self.sessions.coll.ended_group_error(side, gid).is_some())
+        {
+            self.answer_ask(self.sessions.turn.polled_at, (side, from), (gid, LEAVE), LEFT);
         }
     }
 
@@ -381,20 +346,21 @@ impl Node {
         let Ok(named) = self.name_members(now, &[to]) else { return };
         let takes = |m: &Member| {
             let answers = (side.0.idx(), NO_CONTEXT);
-            self.tx.waiting(&self.peers[m.peer], answers, ANSWERS_MAX) < ANSWERS_MAX
+            self.sessions.tx.waiting(&self.sessions.peers[m.peer], answers, ANSWERS_MAX)
+                < ANSWERS_MAX
         };
-        if !self.coll.owed.is_empty() || !named.iter().all(takes) {
-            return self.objects().unname_members(&named);
+        if !self.sessions.coll.owed.is_empty() || !named.iter().all(takes) {
+            return self.sessions.objects().unname_members(&named);
         }
         let (tag, data) = (control_tag(gid, control), err.fi_errno() as u64);
-        self.coll.owed.extend(named.iter().map(|m| (side, m.side, tag, data)));
-        self.coll.left_members.extend(named);
+        self.sessions.coll.owed.extend(named.iter().map(|m| (side, m.side, tag, data)));
+        self.sessions.coll.left_members.extend(named);
         self.send_owed(now);
     }
 
     /// Notifies the members that a group has ended or that this member leaves it.
     fn notify_group(&mut self, now: Instant, g: GroupIdx, control: u64, err: Error) {
-        let group = &self.coll.groups[g];
+        let group = &self.sessions.coll.groups[g];
         let (n, me) = (group.members.len(), group.me as usize);
         let (side, tag) = (group.side, control_tag(group.gid, control));
         let mut to: Vec<usize> = if n <= FLOOD_ALL {
@@ -404,7 +370,8 @@ impl Node {
             steps.flat_map(|far| [(me + far) % n, (me + n - far) % n]).collect()
         };
         if n > FLOOD_ALL && control == LEAVE {
-            let open = |m: &Member| self.peers[m.peer].state == crate::node::peer::State::Open;
+            let open =
+                |m: &Member| self.sessions.peers[m.peer].state == crate::node::peer::State::Open;
             to.extend((0..n).filter(|&rank| open(&group.members[rank])));
         }
         to.sort_unstable();
@@ -413,7 +380,7 @@ impl Node {
         for rank in to {
             let m = group.members[rank];
             if rank != me && m.lost.is_none() {
-                self.coll.owed.push_back((side, m.side, tag, data));
+                self.sessions.coll.owed.push_back((side, m.side, tag, data));
             }
         }
         self.send_owed(now);
@@ -421,7 +388,7 @@ impl Node {
 
     /// Sends the waiting control messages.
     pub(super) fn send_owed(&mut self, now: Instant) {
-        while let Some(&(side, dest, tag, data)) = self.coll.owed.front() {
+        while let Some(&(side, dest, tag, data)) = self.sessions.coll.owed.front() {
             let req = SendReq {
                 kind: MsgKind::Tagged,
                 buf: barewire_driver::mem::IoBuf::EMPTY,
@@ -433,23 +400,23 @@ impl Node {
                 no_completion: true,
             };
             // Errors other than a full table: the member is unknown by now.
-            if self.post_send(now, side, req) == Err(Error::Again) {
+            if self.posting().post_message(now, side, req) == Err(Error::Again) {
                 return;
             }
-            self.coll.owed.pop_front();
+            self.sessions.coll.owed.pop_front();
         }
-        if !self.coll.left_members.is_empty() {
-            let left = std::mem::take(&mut self.coll.left_members);
-            self.objects().unname_members(&left);
+        if !self.sessions.coll.left_members.is_empty() {
+            let left = std::mem::take(&mut self.sessions.coll.left_members);
+            self.sessions.objects().unname_members(&left);
         }
     }
 
     pub(super) fn process_lost(&mut self, now: Instant) {
-        while let Some((p, err)) = self.coll.lost.pop() {
+        while let Some((p, err)) = self.sessions.coll.lost.pop() {
             self.discard_joins((p, None), None);
-            let groups: Vec<GroupIdx> = self.coll.groups.iter().map(|(g, _)| g).collect();
+            let groups: Vec<GroupIdx> = self.sessions.coll.groups.iter().map(|(g, _)| g).collect();
             for g in groups {
-                let Some(group) = self.coll.groups.get(g) else { continue };
+                let Some(group) = self.sessions.coll.groups.get(g) else { continue };
                 let gone: Vec<(PeerIdx, u16)> = (group.members.iter())
                     .filter(|m| m.peer == p && m.lost.is_none())
                     .map(|m| (m.peer, m.ep))
@@ -459,7 +426,7 @@ impl Node {
                 }
             }
         }
-        self.coll.next_session.clear();
+        self.sessions.coll.next_session.clear();
     }
 
     /// Notes that a member sends no more messages. That ends the group if a call waits for the
@@ -471,7 +438,7 @@ impl Node {
         gone: (PeerIdx, u16),
         err: Error,
     ) {
-        let group = &mut self.coll.groups[g];
+        let group = &mut self.sessions.coll.groups[g];
         let side = group.side.0.idx();
         let mut rank = NONE;
         for (i, m) in (0..).zip(&mut group.members) {
@@ -484,14 +451,16 @@ impl Node {
         if rank == NONE {
             return;
         }
-        let from = self.peers[gone.0].src(gone.0, gone.1);
+        let from = self.sessions.peers[gone.0].src(gone.0, gone.1);
         let gid = group.gid;
         self.drive_group(now, g);
         let waits = |op: &Op| op.group == g && op.waits.contains(&gone.0);
-        let waited = self.coll.ops.iter().any(|(_, op)| waits(op));
+        let waited = self.sessions.coll.ops.iter().any(|(_, op)| waits(op));
         // The awaited member may be another endpoint of the same peer.
-        let posted = self.eps[side].matcher[MsgKind::Tagged as usize]
-            .find_posted(&self.posted.pool, |r| r.src == from && (r.tag >> 32) as u32 == gid);
+        let posted = self.sessions.eps[side].matcher[MsgKind::Tagged as usize]
+            .find_posted(&self.sessions.posted.pool, |r| {
+                r.src == from && (r.tag >> 32) as u32 == gid
+            });
         if waited && posted.is_some() {
             self.abort_group(now, g, err);
         }
@@ -499,8 +468,8 @@ impl Node {
 
     /// Ends joins whose timeout has passed.
     pub(super) fn end_late_joins(&mut self, now: Instant) {
-        self.coll.deadline = None;
-        let joining: Vec<(GroupIdx, Instant)> = (self.coll.groups.iter())
+        self.sessions.coll.deadline = None;
+        let joining: Vec<(GroupIdx, Instant)> = (self.sessions.coll.groups.iter())
             .filter_map(|(g, group)| match group.state {
                 GroupState::Joining(until) => Some((g, until)),
                 _ => None,
@@ -510,36 +479,36 @@ impl Node {
             if until <= now {
                 self.abort_group(now, g, Error::TimedOut);
             } else {
-                let first = self.coll.deadline.map_or(until, |d| d.min(until));
-                self.coll.deadline = Some(first);
+                let first = self.sessions.coll.deadline.map_or(until, |d| d.min(until));
+                self.sessions.coll.deadline = Some(first);
             }
         }
     }
 
     /// Leaves a group and frees it.
     pub(super) fn leave_group(&mut self, now: Instant, g: GroupIdx) {
-        let group = &self.coll.groups[g];
+        let group = &self.sessions.coll.groups[g];
         let (busy, over) = (group.ops > 0, matches!(group.state, GroupState::Ended(_)));
         if busy {
             self.abort_group(now, g, Error::Canceled);
         } else if !over {
             self.notify_group(now, g, LEAVE, Error::ConnRefused);
         }
-        let gid = self.coll.groups[g].gid;
-        self.objects().fail_board(g, Error::Canceled);
+        let gid = self.sessions.coll.groups[g].gid;
+        self.sessions.objects().fail_board(g, Error::Canceled);
         self.discard_stored(now, g, gid);
-        let mut group = self.coll.groups.free(g);
+        let mut group = self.sessions.coll.groups.free(g);
         if let Some(join_key) = group.join_key {
-            self.coll.note_left(join_key, group.me);
+            self.sessions.coll.note_left(join_key, group.me);
         }
         // Waiting control messages still use the members' addresses.
-        self.coll.left_members.append(&mut group.members);
+        self.sessions.coll.left_members.append(&mut group.members);
         self.send_owed(now);
     }
 
     /// Leaves the groups of an endpoint that is being closed.
     pub(crate) fn coll_ep_closed(&mut self, now: Instant, e: EpIdx) {
-        let groups: Vec<GroupIdx> = (self.coll.groups.iter())
+        let groups: Vec<GroupIdx> = (self.sessions.coll.groups.iter())
             .filter(|(_, group)| group.ep.0.idx() == e)
             .map(|(g, _)| g)
             .collect();
@@ -547,12 +516,62 @@ impl Node {
             self.leave_group(now, g);
         }
     }
+}
 
+impl Receiving<'_> {
+    /// Detaches messages that are partly received. Their senders learn the reason from the ABORT,
+    /// not from a failed send, so these messages end as if they had been received.
+    fn revoke_placing(
+        &mut self,
+        now: Instant,
+        side: EpIdx,
+        peers: &[PeerIdx],
+        ours: &dyn Fn(u64) -> bool,
+    ) {
+        let is_ours = |posted: &Receives, recv: RecvIdx| {
+            recv != RecvIdx::NONE
+                && posted[recv].payload.ep == side
+                && ours(posted[recv].payload.context)
+        };
+        let pulls: Vec<PullIdx> = self
+            .sessions
+            .pulls
+            .records
+            .iter()
+            .filter(|(_, p)| is_ours(self.sessions.posted, p.recv))
+            .map(|(i, _)| i)
+            .collect();
+        for pull in pulls {
+            let recv = std::mem::replace(&mut self.sessions.pulls[pull].recv, RecvIdx::NONE);
+            self.sessions.operations().pull_engine().end_pull(pull, EndStatus::Discarded);
+            self.sessions.objects().cancel_placing(recv);
+        }
+        for &p in peers {
+            if let Some(recv) = self.sessions.reassemblies.placing(&self.sessions.peers[p])
+                && is_ours(self.sessions.posted, recv)
+            {
+                self.sessions.reassemblies.discard_rest(&self.sessions.peers[p]);
+                self.sessions.objects().cancel_placing(recv);
+            }
+        }
+        let unexpected: Vec<UnexpectedIdx> = (self.sessions.unexpected.iter())
+            .filter(|(_, m)| m.payload.ep == side && is_ours(self.sessions.posted, m.payload.recv))
+            .map(|(i, _)| i)
+            .collect();
+        for msg in unexpected {
+            if self.sessions.unexpected.get(msg).is_some() {
+                self.discard_unexpected(now, msg, EndStatus::Discarded);
+            }
+        }
+    }
+}
+
+impl Node {
     /// Ends all groups: the port is gone.
     pub(crate) fn coll_port_gone(&mut self, now: Instant) {
         let groups: Vec<GroupIdx> = self.coll.groups.iter().map(|(g, _)| g).collect();
         for g in groups {
-            self.abort_group(now, g, Error::NetDown);
+            self.collectives().abort_group(now, g, Error::NetDown);
         }
         // Every call has ended, so nothing is sent.
         self.coll_progress(now, &mut |_: &TxFrame<'_>| Tx::Full);

@@ -35,7 +35,7 @@ use super::{AvId, BindFlags, CqId, EpAttr, EpId, Node, Objects, Todo};
 use crate::error::{Error, Result};
 use crate::flags::Caps;
 use crate::idx::{CallIdx, EpIdx, GroupIdx, PeerIdx, UnexpectedIdx};
-use crate::node::{Control, Eps};
+use crate::node::{Collectives, Control, Eps, Sessions};
 use crate::proto::coll::Shape;
 use crate::proto::coll::plan::{Force, Layout, MODEL_WORDS, Model, Plan, choose};
 use crate::proto::coll::program::Program;
@@ -535,7 +535,9 @@ impl Node {
         }
         Ok(())
     }
+}
 
+impl Collectives<'_> {
     /// Joins a group. `Coll::event` reports the outcome.
     ///
     /// # Errors
@@ -548,16 +550,16 @@ impl Node {
     /// - [`Error::ConnReset`]: the address of a member names an earlier incarnation of it.
     /// - [`Error::NoMem`]: too many groups or peers.
     pub fn coll_join(&mut self, now: Instant, ep: EpId, req: &JoinReq) -> Result<GroupId> {
-        let side = self.coll.side_of(&self.eps, ep)?;
-        let parent = self.coll.check_parent(ep, req.parent)?;
-        let mut addrs = self.objects().member_addrs(ep, req)?;
-        if self.coll.groups.is_full() {
+        let side = self.sessions.coll.side_of(self.sessions.eps, ep)?;
+        let parent = self.sessions.coll.check_parent(ep, req.parent)?;
+        let mut addrs = self.sessions.objects().member_addrs(ep, req)?;
+        if self.sessions.coll.groups.is_full() {
             return Err(Error::NoMem);
         }
-        let own = self.addr_of(ep)?;
-        let me = addrs.iter().position(|a| (a.station, a.ep) == (own.station, own.ep));
+        let own = (self.sessions.port.station, self.sessions.eps[ep.0.idx()].number);
+        let me = addrs.iter().position(|a| (a.station, a.ep) == own);
         let me = me.ok_or(Error::Invalid("the endpoint is not in its address vector set"))? as u32;
-        addrs[me as usize].incarnation = own.incarnation;
+        addrs[me as usize].incarnation = self.sessions.settings.incarnation;
         let (gid, hash, counted) = self.group_names((&addrs, me), parent, req.model)?;
         let members = self.name_members(now, &addrs)?;
         // Ended sessions do not concern the new group: they were with an earlier incarnation of a
@@ -565,11 +567,11 @@ impl Node {
         self.process_lost(now);
         let mut ranks: Vec<_> = (0..).zip(&req.members).map(|(rank, &a)| (a, rank)).collect();
         ranks.sort_unstable();
-        let until = now + self.settings.join_ns;
+        let until = now + self.sessions.settings.join_ns;
         let is_collective = matches!(req.model, JoinModel::Collective(_));
         let managed = is_collective && members.len() > 1;
         let state = if managed { GroupState::Joining(until) } else { GroupState::Ready };
-        let over = self.coll.ended_group_error(side, gid).filter(|_| !managed);
+        let over = self.sessions.coll.ended_group_error(side, gid).filter(|_| !managed);
         let state = over.map_or(state, GroupState::Ended);
         let group = Group {
             ep,
@@ -588,26 +590,27 @@ impl Node {
             context: req.context,
             plans: Vec::new(),
             layout: Layout::FLAT,
-            model: Model { force: self.coll.model.force, ..Model::MEMORY },
+            model: Model { force: self.sessions.coll.model.force, ..Model::MEMORY },
             checked: CheckedCall::NONE,
             shared: if managed { BoardState::Wanted } else { BoardState::Unused },
         };
-        let g = self.coll.groups.alloc(group).ok_or(Error::NoMem)?;
-        let id = GroupId(self.coll.groups.handle(g));
+        let g = self.sessions.coll.groups.alloc(group).ok_or(Error::NoMem)?;
+        let id = GroupId(self.sessions.coll.groups.handle(g));
         if let Some((group, times)) = counted {
-            let (joins, open) = self.coll.joined.entry(group).or_default();
+            let (joins, open) = self.sessions.coll.joined.entry(group).or_default();
             (*joins, *open) = (times, *open + 1);
         }
         if managed {
             if let Err(err) = self.begin_join(g) {
-                let group = self.coll.groups.free(g);
-                self.objects().unname_members(&group.members);
+                let group = self.sessions.coll.groups.free(g);
+                self.sessions.objects().unname_members(&group.members);
                 return Err(err);
             }
-            self.coll.deadline = Some(self.coll.deadline.map_or(until, |d| d.min(until)));
+            let first = self.sessions.coll.deadline.map_or(until, |d| d.min(until));
+            self.sessions.coll.deadline = Some(first);
         } else {
-            let context = req.context;
-            self.coll.events.push_back(JoinEvent { ep, group: id, context, result: Ok(()) });
+            let event = JoinEvent { ep, group: id, context: req.context, result: Ok(()) };
+            self.sessions.coll.events.push_back(event);
             self.apply_early_leaves(now, g);
         }
         Ok(id)
@@ -621,7 +624,7 @@ impl Node {
         parent: u64,
         model: JoinModel,
     ) -> Result<(u32, u32, Option<JoinCounts>)> {
-        let mut hash = mix(parent, self.coll.model.force as u64);
+        let mut hash = mix(parent, self.sessions.coll.model.force as u64);
         for a in addrs {
             hash = mix(mix(hash, a.station.word()), a.ep.into());
         }
@@ -637,10 +640,11 @@ impl Node {
                 // that neither is confused with an ended group.
                 let mut join_key = mix(hash, key);
                 for a in addrs {
-                    join_key = mix(join_key, self.control().incarnation_of(a)?);
+                    join_key = mix(join_key, self.sessions.control().incarnation_of(a)?);
                 }
                 let times =
-                    self.coll.joined.get(&(join_key, me)).map_or(0, |&(times, _)| times) + 1;
+                    self.sessions.coll.joined.get(&(join_key, me)).map_or(0, |&(times, _)| times)
+                        + 1;
                 counted = Some(((join_key, me), times));
                 mix(join_key, u64::from(times))
             }
@@ -652,32 +656,34 @@ impl Node {
 
     /// Inserts the members' collective sides into the hidden address vector.
     fn name_members(&mut self, now: Instant, addrs: &[EpAddr]) -> Result<Vec<Member>> {
-        let av = self.coll.av.ok_or(Error::OpBadState)?;
+        let av = self.sessions.coll.av.ok_or(Error::OpBadState)?;
         let mut members = Vec::with_capacity(addrs.len());
         for addr in addrs {
             let addr = EpAddr { ep: addr.ep ^ SIDE, ..*addr };
-            if self.control().is_of_other_incarnation(&addr) {
-                self.objects().unname_members(&members);
+            if self.sessions.control().is_of_other_incarnation(&addr) {
+                self.sessions.objects().unname_members(&members);
                 return Err(Error::ConnReset);
             }
-            let side = match self.coll.named.get_mut(&addr) {
+            let side = match self.sessions.coll.named.get_mut(&addr) {
                 Some((side, refs)) => {
                     *refs += 1;
                     *side
                 }
-                None => match self.sessions().av_insert(now, av, addr) {
+                None => match self.sessions.av_insert(now, av, addr) {
                     Ok(side) => {
-                        self.coll.named.insert(addr, (side, 1));
+                        self.sessions.coll.named.insert(addr, (side, 1));
                         side
                     }
                     Err(err) => {
-                        self.objects().unname_members(&members);
+                        self.sessions.objects().unname_members(&members);
                         return Err(err);
                     }
                 },
             };
-            let peer =
-                self.avs[av.0.idx()].av.lookup(side).map_or(PeerIdx::NONE, |entry| entry.peer);
+            let peer = self.sessions.avs[av.0.idx()]
+                .av
+                .lookup(side)
+                .map_or(PeerIdx::NONE, |entry| entry.peer);
             members.push(Member { side, peer, ep: addr.ep, lost: None, is_asked: false });
         }
         Ok(members)
@@ -686,8 +692,8 @@ impl Node {
     /// Starts the exchange by which the members agree on an id that the first member draws, and
     /// compare their parameters.
     fn begin_join(&mut self, g: GroupIdx) -> Result<()> {
-        let drawn = self.openings.random() >> 32 & u64::from(!JOIN) | 1;
-        let group = &self.coll.groups[g];
+        let drawn = self.sessions.openings.random() >> 32 & u64::from(!JOIN) | 1;
+        let group = &self.sessions.coll.groups[g];
         let hash = u64::from(group.hash);
         let name = if group.me == 0 { drawn } else { 0 };
         let count = JOIN_WORDS + name_words(group.members.len());
@@ -707,11 +713,11 @@ impl Node {
         };
         let reduce = Some((AtomicOp::Max, Datatype::Uint64));
         let (input, out) = (scratch.io(), scratch.io());
-        let Self { eps, peers, unexpected, coll, .. } = self;
+        let Sessions { eps, peers, unexpected, coll, .. } = &mut self.sessions;
         let stored = StoredMsgs { eps, peers, unexpected };
         let o = coll.begin_op(&stored, (g, shape), reduce, (input, out), None)?;
-        self.coll.ops[o].words = Some(scratch);
-        self.coll.queue_op(o);
+        self.sessions.coll.ops[o].words = Some(scratch);
+        self.sessions.coll.queue_op(o);
         Ok(())
     }
 
@@ -721,7 +727,7 @@ impl Node {
     /// # Errors
     /// [`Error::BadFd`]: it was closed.
     pub fn coll_close(&mut self, now: Instant, group: GroupId) -> Result<()> {
-        self.coll.groups.by_handle(group.0).ok_or(Error::BadFd)?;
+        self.sessions.coll.groups.by_handle(group.0).ok_or(Error::BadFd)?;
         self.leave_group(now, group.0.idx());
         Ok(())
     }

@@ -300,7 +300,7 @@ fn calls_end_with_their_group() {
         it.run(4);
         assert_eq!(it.told(0), [0; 0]);
         let (now, group) = (it.team.pair.now, it.groups[leaver]);
-        it.team.pair.ends[leaver].node.coll_close(now, group).unwrap();
+        it.team.pair.ends[leaver].node.collectives().coll_close(now, group).unwrap();
         it.run(1000);
         let err = it.team.pair.read_err(0);
         let why = [Error::Canceled, Error::ConnRefused][leaver];

@@ -36,7 +36,7 @@ impl Team {
 
     pub(super) fn join(&mut self, i: usize, model: JoinModel) -> Result<GroupId> {
         let req = JoinReq { members: self.members[i].to_vec(), model, ..JoinReq::default() };
-        self.pair.ends[i].node.coll_join(self.pair.now, self.eps[i], &req)
+        self.pair.ends[i].node.collectives().coll_join(self.pair.now, self.eps[i], &req)
     }
 
     fn barrier(&mut self, i: usize, group: GroupId) {
@@ -70,7 +70,7 @@ fn large_group(n: u16, other: u16) -> (Team, GroupId) {
     };
     let members = (0..n).map(member).collect();
     let req = JoinReq { members, model: JoinModel::Key(1), ..JoinReq::default() };
-    let group = node.coll_join(team.pair.now, team.eps[0], &req).unwrap();
+    let group = node.collectives().coll_join(team.pair.now, team.eps[0], &req).unwrap();
     assert_eq!(node.coll.check(group), Ok(()));
     (team, group)
 }
@@ -105,7 +105,7 @@ fn who_is_told_that_a_group_is_over() {
             team.barrier(0, group);
         }
         let now = team.pair.now;
-        team.pair.ends[0].node.coll_close(now, group).unwrap();
+        team.pair.ends[0].node.collectives().coll_close(now, group).unwrap();
         let mut expected = if n == 64 { (1..64).collect() } else { apart.clone() };
         if !is_busy && n > 64 {
             expected.push(OTHER);
@@ -167,7 +167,7 @@ fn a_group_that_is_given_up_takes_no_calls_of_another_with_it() {
     team.barrier(0, kept[0]);
     team.pair.run(5_000_000);
     let now = team.pair.now;
-    team.pair.ends[0].node.coll_close(now, left[0]).unwrap();
+    team.pair.ends[0].node.collectives().coll_close(now, left[0]).unwrap();
     assert_eq!(team.pair.read_err(0).err, Error::Canceled);
     team.pair.run(5_000_000);
     team.barrier(1, kept[1]);
@@ -193,7 +193,7 @@ fn what_comes_late_of_a_group_that_was_left_is_thrown_away() {
     let End { node, out, .. } = &mut team.pair.ends[1];
     node.transmit(now, &mut sink(out));
     assert!(!out.is_empty());
-    team.pair.ends[0].node.coll_close(now, left[0]).unwrap();
+    team.pair.ends[0].node.collectives().coll_close(now, left[0]).unwrap();
     team.pair.run(5_000_000);
     assert_eq!(team.pair.read_err(1).err, Error::ConnRefused);
     assert_eq!(team.pair.ends[0].node.levels().unexpected, 0);
@@ -210,7 +210,7 @@ fn what_is_told_twice_is_remembered_once() {
     let given_up = team.join(1, JoinModel::Key(3)).unwrap();
     team.barrier(1, given_up);
     let now = team.pair.now;
-    team.pair.ends[1].node.coll_close(now, given_up).unwrap();
+    team.pair.ends[1].node.collectives().coll_close(now, given_up).unwrap();
     team.pair.run(5_000_000);
     let own = team.pair.ends[0].node.addr_of(team.eps[0]).unwrap();
     let End { node, av, .. } = &mut team.pair.ends[1];
@@ -332,20 +332,20 @@ fn groups_that_were_left_are_forgotten_at_last() {
         |key| JoinReq { members: vec![own], model: JoinModel::Key(key), ..JoinReq::default() };
     let End { node, .. } = &mut team.pair.ends[0];
     let (now, ep) = (Instant(2), team.eps[0]);
-    let kept = node.coll_join(now, ep, &req(7)).unwrap();
+    let kept = node.collectives().coll_join(now, ep, &req(7)).unwrap();
     for key in 0..70_000 {
-        let group = node.coll_join(now, ep, &req(key)).unwrap();
+        let group = node.collectives().coll_join(now, ep, &req(key)).unwrap();
         assert_eq!(node.coll.check(group), Ok(()), "{key}");
-        node.coll_close(now, group).unwrap();
+        node.collectives().coll_close(now, group).unwrap();
         while node.coll.event().is_some() {}
     }
     assert_eq!(node.coll.counted_joins(), (1 << 16) + 1, "and the one that is open");
-    let again = node.coll_join(now, ep, &req(7)).unwrap();
+    let again = node.collectives().coll_join(now, ep, &req(7)).unwrap();
     assert_eq!([kept, again].map(|group| node.coll.check(group)), [Ok(()); 2]);
     for group in [kept, again] {
-        node.coll_close(now, group).unwrap();
+        node.collectives().coll_close(now, group).unwrap();
     }
-    let again = node.coll_join(now, ep, &req(7)).unwrap();
+    let again = node.collectives().coll_join(now, ep, &req(7)).unwrap();
     assert_eq!(node.coll.check(again), Ok(()), "no group that was left has its name");
 }
 
@@ -365,7 +365,7 @@ fn a_member_that_leaves_is_heard_later_if_it_cannot_send_now() {
     }
     assert_eq!(posted, 8, "the table is full");
     let now = team.pair.now;
-    team.pair.ends[0].node.coll_close(now, groups[0]).unwrap();
+    team.pair.ends[0].node.collectives().coll_close(now, groups[0]).unwrap();
     team.barrier(1, groups[1]);
     team.pair.run(5_000_000);
     assert_eq!(team.pair.ends[1].node.coll.check(groups[1]), Err(Error::ConnRefused));
@@ -423,7 +423,7 @@ fn a_message_that_is_half_there_is_taken_when_its_group_is_given_up() {
         assert!(team.pair.now < Instant(100_000_000), "the message does not begin");
     }
     let (now, to) = (team.pair.now, &mut team.pair.ends[1]);
-    to.node.coll_close(now, groups[1]).unwrap();
+    to.node.collectives().coll_close(now, groups[1]).unwrap();
     team.pair.run(5_000_000);
     assert_eq!(team.pair.ends[1].node.counters().rx_refused, 0);
     let err = team.pair.read_err(0);
@@ -510,7 +510,7 @@ fn a_join_behind_one_that_was_given_up_is_not_thrown_away_with_it() {
     let given_up = team.join(0, JoinModel::Collective(1)).unwrap();
     team.pair.run(5_000_000);
     let now = team.pair.now;
-    team.pair.ends[0].node.coll_close(now, given_up).unwrap();
+    team.pair.ends[0].node.collectives().coll_close(now, given_up).unwrap();
     let first = team.join(0, JoinModel::Collective(1)).unwrap();
     team.pair.run(5_000_000);
     let groups = [first, team.join(1, JoinModel::Collective(1)).unwrap()];
@@ -557,7 +557,7 @@ fn a_group_that_was_left_names_nobody() {
     team.pair.run(5_000_000);
     for (i, group) in groups.into_iter().enumerate() {
         let now = team.pair.now;
-        team.pair.ends[i].node.coll_close(now, group).unwrap();
+        team.pair.ends[i].node.collectives().coll_close(now, group).unwrap();
     }
     team.pair.run(600_000_000);
     let now = team.pair.now;
