@@ -296,7 +296,7 @@ impl Av {
     /// [`Error::Invalid`]: the index has no address.
     #[doc(alias = "fi_av_lookup")]
     pub fn lookup(&self, fi_addr: FiAddr) -> Result<EpAddr> {
-        self.0.dom.enter_control()?.node().av_lookup(self.0.id, fi_addr)
+        self.0.dom.enter_control()?.node().objects().av_lookup(self.0.id, fi_addr)
     }
 
     /// Sets the user id by which completions report the sender `fi_addr`: any number, until the
@@ -380,7 +380,7 @@ impl Av {
         let mut core = self.0.dom.enter_control()?;
         let tenant = match Tenant::of_handle(fi_addr) {
             Some(tenant) => tenant,
-            None => core.node().av_tenant(self.0.id, fi_addr)?,
+            None => core.node().objects().av_tenant(self.0.id, fi_addr)?,
         };
         core.auth_keys.of_tenant(tenant).cloned()
     }

@@ -110,7 +110,7 @@ impl Av {
         let mut core = self.0.dom.enter_control()?;
         needs_one_key(&mut core)?;
         let node = core.node();
-        let set = |addr: &FiAddr| node.av_lookup(self.0.id, *addr).is_ok();
+        let set = |addr: &FiAddr| node.objects().av_lookup(self.0.id, *addr).is_ok();
         let empty = (attr.start_addr, attr.end_addr) == (FI_ADDR_NOTAVAIL, FI_ADDR_NOTAVAIL);
         let members: Vec<FiAddr> = if attr.flags & FI_UNIVERSE != 0 {
             node.avs.addrs(self.0.id)?
@@ -184,7 +184,7 @@ impl AvSet {
     /// [`Error::Invalid`]: the address is already a member, or is not in the address vector.
     #[doc(alias = "fi_av_set_insert")]
     pub fn insert(&mut self, addr: FiAddr) -> Result<()> {
-        self.av.dom.enter_control()?.node().av_lookup(self.av.id, addr)?;
+        self.av.dom.enter_control()?.node().objects().av_lookup(self.av.id, addr)?;
         if self.members.contains(&addr) {
             return Err(Error::Invalid("the address is a member already"));
         }

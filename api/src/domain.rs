@@ -291,7 +291,7 @@ impl Domain {
     pub fn levels(&self) -> Result<Levels> {
         let mut core = self.dom.enter_control()?;
         let (ops, regions) = (core.ops.in_use(), core.mrs.level());
-        Ok(Levels { ops, regions, node: core.node().levels() })
+        Ok(Levels { ops, regions, node: core.node().statistics().levels() })
     }
 
     /// Turns the progress loop once and returns how many frames moved, for applications that have

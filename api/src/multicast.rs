@@ -106,7 +106,7 @@ impl EpCommon {
         directions.set(Caps::SEND, flags & FI_SEND != 0);
         directions.set(Caps::RECV, flags & FI_RECV != 0);
         let mut core = self.dom.enter_control()?;
-        let id = core.node().mc_join(self.id, group, directions)?;
+        let id = core.node().multicast().join(self.id, group, directions)?;
         let max_msg_size = core.node().port.mc_max();
         drop(core);
         eq.push_join(named(id.addr()), context, Ok(()));

@@ -183,7 +183,7 @@ fn stand_in(shared: &Shared, period: Duration) {
         }
         ours = Some(core.engine.last_turn_at());
         let due = core.next_deadline();
-        let peers = core.engine.node().knows_peers();
+        let peers = core.engine.node().statistics().knows_peers();
         drop(core);
         if idle {
             sleep(shared, period, due, peers);

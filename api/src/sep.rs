@@ -314,7 +314,7 @@ impl SepInner {
     }
 
     fn addr(&self) -> Result<EpAddr> {
-        self.dom.enter_control()?.node().sep_addr(self.id)
+        self.dom.enter_control()?.node().objects().sep_addr(self.id)
     }
 }
 

@@ -714,7 +714,10 @@ mod tests {
             panic!("it ended")
         };
         assert_eq!((end.reason, end.waited.is_empty()), (EndReason::Closed, true));
-        assert_eq!(nodes[0].session_infos().map(|s| s.state).collect::<Vec<_>>(), ["idle"]);
+        assert_eq!(
+            nodes[0].statistics().session_infos().map(|s| s.state).collect::<Vec<_>>(),
+            ["idle"]
+        );
     }
 
     /// Goal: the longest frame that passes is found to the byte, although one frame in four is
@@ -808,7 +811,10 @@ mod tests {
         assert!(first.report.lengths[0].rtts_ns.len() == 1, "the session is open");
         let other = PingSettings { seed: 99, ..settings() };
         assert_eq!(ask(other, &mut nodes, |_, _| true).verdict, Verdict::AddressInUse);
-        assert_eq!(nodes[0].session_infos().map(|s| s.state).collect::<Vec<_>>(), ["open"]);
+        assert_eq!(
+            nodes[0].statistics().session_infos().map(|s| s.state).collect::<Vec<_>>(),
+            ["open"]
+        );
         assert!(!nodes[0].observed.has_notice());
     }
 
@@ -844,7 +850,10 @@ mod tests {
             let now = Instant(4_000 * MS);
             nodes[0].transmit(now, &mut |_: &TxFrame<'_>| Tx::Sent);
             nodes[0].transmit(now + 2_000 * MS, &mut |_: &TxFrame<'_>| Tx::Sent);
-            assert_eq!(nodes[0].session_infos().map(|s| s.state).collect::<Vec<_>>(), ["idle"]);
+            assert_eq!(
+                nodes[0].statistics().session_infos().map(|s| s.state).collect::<Vec<_>>(),
+                ["idle"]
+            );
         }
     }
 

@@ -8,3 +8,11 @@
 pub fn cold<T>(value: T) -> T {
     value
 }
+
+/// Calls `f` on a cold path, out of line, so that the caller's hot path needs neither its code nor
+/// its stack.
+#[cold]
+#[inline(never)]
+pub fn outlined<T>(f: impl FnOnce() -> T) -> T {
+    f()
+}

@@ -356,7 +356,7 @@ impl World {
 
     fn greet(&mut self) {
         for side in &mut self.sides {
-            let other = side.node.av_lookup(side.av, side.dest).expect("it was inserted");
+            let other = side.node.objects().av_lookup(side.av, side.dest).expect("it was inserted");
             // The peer may have been taken for another life.
             let addr = EpAddr { incarnation: 0, ..other };
             side.dest =

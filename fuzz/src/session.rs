@@ -699,7 +699,7 @@ impl World {
     /// An address is removed and comes back, perhaps with another incarnation.
     fn restart_address(&mut self, i: usize, input: &mut Input<'_>) {
         let side = &mut self.sides[i];
-        let addr = side.node.av_lookup(side.av, side.dests[0]).expect("it was inserted");
+        let addr = side.node.objects().av_lookup(side.av, side.dests[0]).expect("it was inserted");
         side.node.objects().av_remove(side.av, side.dests[0]).expect("it was inserted");
         let incarnation = input.pick(&[0, 102 - i as u64, 103]);
         if let Ok(to) =
@@ -745,12 +745,13 @@ impl World {
             }
             self.idle(i);
             let node = &mut self.sides[i].node;
-            let known: Vec<_> = node.session_infos().map(|session| session.station).collect();
+            let known: Vec<_> =
+                node.statistics().session_infos().map(|session| session.station).collect();
             for station in known {
                 node.sessions().drop_session(self.now, station);
             }
 
-            let levels = node.levels();
+            let levels = node.statistics().levels();
             assert_eq!(levels, Levels { peers: levels.peers, ..Levels::default() }, "side {i}");
         }
         self.check_counters();
@@ -785,7 +786,7 @@ impl World {
                 return;
             }
         }
-        panic!("side {i} spins: {:?}", self.sides[i].node.levels());
+        panic!("side {i} spins: {:?}", self.sides[i].node.statistics().levels());
     }
 
     fn check_outcomes(&self) {

@@ -65,9 +65,10 @@ impl Station {
     /// Everything but the counters: sessions with honest peers, and how full the tables are.
     fn state(&self, third: barewire_driver::port::Station) -> (Vec<SessionInfo>, Levels) {
         let node = self.engine.node();
-        let sessions = node.session_infos().filter(|session| session.station != third).collect();
+        let sessions =
+            node.statistics().session_infos().filter(|session| session.station != third).collect();
         // A session with the forger would be his right, and a probe may be due by now.
-        (sessions, Levels { peers: 0, timers: 0, ..node.levels() })
+        (sessions, Levels { peers: 0, timers: 0, ..node.statistics().levels() })
     }
 }
 

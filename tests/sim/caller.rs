@@ -232,7 +232,10 @@ impl App {
         self.read_all(v, node)?;
         for _ in 0..self.rng.range(1, 2).min(self.peers.len() as u64 - 1) {
             let peer = self.peers.swap_remove(self.rng.index(self.peers.len()));
-            let to = node.av_lookup(self.av, peer.fi).map_err(|e| format!("av_lookup: {e}"))?;
+            let to = node
+                .objects()
+                .av_lookup(self.av, peer.fi)
+                .map_err(|e| format!("av_lookup: {e}"))?;
             node.objects().av_remove(self.av, peer.fi).map_err(|e| format!("av_remove: {e}"))?;
             if v.trace {
                 eprintln!("{} removes {:?}, {}", v.host, peer.addr, peer.fi);
@@ -662,7 +665,7 @@ impl App {
     }
 
     /// An entry was taken from a queue, or handed over by a turn of the loop.
-    pub(crate) fn completed(&mut self, v: &mut View<'_>, node: &Node, cqe: &Cqe) -> Checked {
+    pub(crate) fn completed(&mut self, v: &mut View<'_>, node: &mut Node, cqe: &Cqe) -> Checked {
         if v.trace {
             eprintln!("{} cqe {cqe:x?}", v.host);
         }
@@ -694,7 +697,10 @@ impl App {
         if cqe.src == FI_ADDR_UNSPEC || !cqe.flags.intersects(from) {
             return Ok(None);
         }
-        let a = node.av_lookup(self.av, cqe.src).map_err(|e| format!("source {}: {e}", cqe.src))?;
+        let a = node
+            .objects()
+            .av_lookup(self.av, cqe.src)
+            .map_err(|e| format!("source {}: {e}", cqe.src))?;
         let host = Net::host(a.station);
         let is = |life: &u32| v.plan.incarnation(*life) == a.incarnation;
         let life = if a.incarnation == 0 { None } else { v.ledger.lives().find(is) };

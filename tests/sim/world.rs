@@ -79,7 +79,7 @@ impl Host {
     /// Whether messages are under way from here, or wait here for a receive.
     fn busy(&self) -> bool {
         let busy = |l: Levels| l.unexpected > 0 || l.tx > 0 || l.pulls > 0;
-        self.life.as_ref().is_some_and(|l| busy(l.node.levels()))
+        self.life.as_ref().is_some_and(|l| busy(l.node.statistics().levels()))
     }
 }
 
@@ -462,7 +462,7 @@ impl World {
         v.net.consumed(host, frame);
         if let Some(cqe) = read {
             v.ledger.tally.entries.read += 1;
-            life.app.completed(&mut v, &life.node, &cqe)?;
+            life.app.completed(&mut v, &mut life.node, &cqe)?;
         }
         Ok(1)
     }
@@ -692,8 +692,10 @@ impl World {
             }
             let late = self.net.now > limit;
             let levels = self.hosts.iter().filter_map(|h| h.life.as_ref());
-            let all =
-                |n: &Node| (n.next_deadline(), n.levels(), n.session_infos().collect::<Vec<_>>());
+            let all = |n: &Node| {
+                let (tables, sessions) = (n.statistics().levels(), n.statistics().session_infos());
+                (n.next_deadline(), tables, sessions.collect::<Vec<_>>())
+            };
             let levels: Vec<_> = levels.map(|l| all(&l.node)).collect();
             let left = self.ledger.unsettled();
             ensure!(!late, "{when}, some operations never end: {left} {levels:#?}");
@@ -745,7 +747,7 @@ impl World {
         for (i, h) in self.hosts.iter().enumerate() {
             let Some(life) = &h.life else { continue };
             let due = life.node.next_deadline();
-            let levels = life.node.levels();
+            let levels = life.node.statistics().levels();
             let searches = levels.timers > 0 && levels.timers <= self.gone_for(i);
             ensure!(due.is_none() || searches, "node {i} is not quiet: {due:?}, {levels:?}");
         }
@@ -763,7 +765,8 @@ impl World {
     /// A frame that was held up on its way may have brought a message after the receives were taken
     /// back. It waits for another one as any that nobody expected, and must be there for it.
     fn take_late(&mut self) -> Checked {
-        let stored = |h: &Host| h.life.as_ref().is_some_and(|l| l.node.levels().unexpected > 0);
+        let stored =
+            |h: &Host| h.life.as_ref().is_some_and(|l| l.node.statistics().levels().unexpected > 0);
         while self.hosts.iter().any(stored) {
             self.phase = Phase::Drain;
             self.settle("with what came late")?;
@@ -782,7 +785,7 @@ impl World {
             self.with_app(host, |app, v, node| {
                 app.read_all(v, node)?;
                 app.check_counters(v, node)?;
-                let levels = node.levels();
+                let levels = node.statistics().levels();
                 let timers = levels.timers.min(gone);
                 let idle = Levels { peers: levels.peers, timers, ..Levels::default() };
                 ensure!(levels == idle, "node {host} has not given everything back: {levels:?}");

@@ -395,7 +395,7 @@ impl Cm {
         let bytes = ended.bufs.into_one().unwrap_or_default();
         let len = bytes.len().min(one[0].len as usize);
         let from = match failed {
-            None => io.node().av_lookup(self.av, one[0].src).ok(),
+            None => io.node().objects().av_lookup(self.av, one[0].src).ok(),
             // A whole message of a sender that is not in the vector.
             Some(Error::AddrNotAvail) => stranger,
             // Longer than any message of this protocol.
@@ -431,7 +431,8 @@ impl Cm {
     ) {
         let (bytes, kind, conn) = (message.to_bytes(), message.kind, message.from);
         // If the vector has lost the side, the send fails.
-        let station = io.node().av_lookup(self.av, side).map(|at| at.station).unwrap_or_default();
+        let station =
+            io.node().objects().av_lookup(self.av, side).map(|at| at.station).unwrap_or_default();
         self.waiting.push_back(OutMessage {
             side,
             station,

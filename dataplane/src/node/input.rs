@@ -9,6 +9,7 @@ use super::peer::{ACK_EVERY, ACK_EVERY_LOSSLESS, GRANT_MAX, Peer, State, slot_of
 use super::recv::Verdict;
 use super::{
     Control, FrameSink, NoReader, NoReply, Node, NodeCounters, Objects, Operations, Reader,
+    Sessions,
 };
 use crate::error::Error;
 use crate::idx::{EpIdx, PeerIdx, ReassemblyIdx, TxIdx};
@@ -106,13 +107,13 @@ impl Node {
         }
         let base = match Base::parse(frame) {
             Ok(base) => base,
-            Err(err) => return self.on_malformed(now, frame, err),
+            Err(err) => return self.sessions().on_malformed(now, frame, err),
         };
         if base.ty == Ty::Who {
             return self.control().on_who(now, frame, &base);
         }
         if base.ty == Ty::Mcast {
-            return self.on_mcast(frame, &base);
+            return self.multicast().on_mcast(frame, &base);
         }
         if base.dst != self.port.station {
             self.counters.rx_not_ours += 1;
@@ -130,7 +131,7 @@ impl Node {
             return;
         }
         if strange {
-            return self.on_sessionless(now, frame, &base);
+            return self.sessions().on_sessionless(now, frame, &base);
         }
         if path.is_sealed() && frame.is_near() {
             self.counters.rx_clear += 1;
@@ -148,72 +149,6 @@ impl Node {
     pub fn prefetch(&self, frame: &RxFrame<'_>) {
         if let Some(sid) = Base::dst_sid_of(frame) {
             self.peers.prefetch(slot_of(sid), Peer::HOT);
-        }
-    }
-
-    #[cold]
-    pub(super) fn on_malformed(&mut self, now: Instant, frame: &RxFrame<'_>, err: WireError) {
-        self.counters.rx_wire[err.index()] += 1;
-        if err == WireError::Version {
-            return self.sessions().on_other_version(now, frame);
-        }
-        if err == WireError::Secured {
-            return self.control().on_sealed_without_key(now, frame);
-        }
-        if err != WireError::UnknownType {
-            return;
-        }
-        // A type of a later minor version: the NACK reports that this node does not have it, and
-        // the session continues.
-        let Some(raw) = Base::parse_raw(frame) else { return };
-        let p = slot_of(raw.dst_sid);
-        let next = self.peers.get(p).is_some_and(|peer| {
-            let paired = matches!(peer.state, State::Answered | State::Open);
-            let is_its = peer.sid == raw.dst_sid && peer.station() == raw.src && paired;
-            is_its && peer.path.admits_from(frame.is_near()) && peer.rcv_nxt == raw.psn
-        });
-        if next && raw.dst == self.port.station {
-            self.control().refuse(p, NackReason::UnknownType, 0);
-        }
-    }
-
-    /// Processes OPEN, RST, and packets of sessions that do not exist.
-    #[cold]
-    fn on_sessionless(&mut self, now: Instant, frame: &RxFrame<'_>, base: &Base) {
-        match base.ty {
-            Ty::Open => match OpenOp::parse(frame, base) {
-                Ok(op) => {
-                    if op.is_near() != frame.is_near() {
-                        self.counters.rx_not_near += 1;
-                        return;
-                    }
-                    let len = (frame.len() - ETH_HDR_LEN).min(usize::from(u16::MAX)) as u16;
-                    self.sessions().on_open(now, base, &op, len);
-                }
-                Err(err) => self.counters.rx_wire[err.index()] += 1,
-            },
-            Ty::Rst => match RstOp::parse(frame) {
-                Ok(op) => self.sessions().on_rst(now, base.src, &op),
-                Err(err) => self.counters.rx_wire[err.index()] += 1,
-            },
-            // No RST in reply to these: the reply could be answered in turn, without end.
-            Ty::Ack | Ty::Nack => self.counters.rx_no_session += 1,
-            // Handled by `on_frame_slow`: these types belong to no session.
-            Ty::Who | Ty::Mcast => {}
-            Ty::Msg
-            | Ty::Pack
-            | Ty::MsgM
-            | Ty::Rndv
-            | Ty::Pull
-            | Ty::Data
-            | Ty::End
-            | Ty::Nop
-            | Ty::Probe
-            | Ty::Ping
-            | Ty::Write
-            | Ty::Read
-            | Ty::Atomic
-            | Ty::Resp => self.control().on_no_session(now, base.src, base.dst_sid, base.psn),
         }
     }
 
@@ -365,7 +300,7 @@ impl Node {
                 return;
             }
         }
-        let has_room = self.reorder.holds(frame) && self.reorder_room(now, p);
+        let has_room = self.reorder.holds(frame) && self.sessions().reorder_room(now, p);
         if !has_room || !self.reorder.put(&mut self.peers[p], base.psn, frame) {
             self.counters.rx_no_buffer += 1;
             return;
@@ -373,24 +308,6 @@ impl Node {
         let peer = &mut self.peers[p];
         peer.rcv.set((peer.rcv_nxt, base.psn), &mut self.bitmaps);
         peer.note_arrival(now, base.psn, base.rtx);
-    }
-
-    /// Whether another early packet of `p` may be buffered. A peer may hold a quarter of the free
-    /// slots: a single peer a whole window, and with any number of peers some slots remain.
-    fn reorder_room(&mut self, now: Instant, p: PeerIdx) -> bool {
-        let mine = self.peers[p].reorder_buf.len as usize;
-        if !self.peers[p].path.is_lossless() {
-            return mine < self.reorder.free_count() / 4;
-        }
-        if self.reorder.free_count() > 0 {
-            return true;
-        }
-        // On a lossless path the packet is not retransmitted, so a session has to end: the session
-        // that holds the most slots.
-        let most = self.peers.iter().max_by_key(|(_, peer)| peer.reorder_buf.len);
-        let largest_holder = most.map_or(p, |(largest_holder, _)| largest_holder);
-        self.sessions().end_session(now, largest_holder, EndReason::Excess);
-        largest_holder != p
     }
 
     /// Processes buffered packets that are now in order.
@@ -545,6 +462,92 @@ impl Node {
             | Ty::Mcast => Ok(Verdict::Refuse(NackReason::UnknownType)),
         };
         result.unwrap_or_else(|err| self.counters.malformed(err))
+    }
+}
+
+impl Sessions<'_> {
+    #[cold]
+    pub(super) fn on_malformed(&mut self, now: Instant, frame: &RxFrame<'_>, err: WireError) {
+        self.counters.rx_wire[err.index()] += 1;
+        if err == WireError::Version {
+            return self.on_other_version(now, frame);
+        }
+        if err == WireError::Secured {
+            return self.control().on_sealed_without_key(now, frame);
+        }
+        if err != WireError::UnknownType {
+            return;
+        }
+        // A type of a later minor version: the NACK reports that this node does not have it, and
+        // the session continues.
+        let Some(raw) = Base::parse_raw(frame) else { return };
+        let p = slot_of(raw.dst_sid);
+        let next = self.peers.get(p).is_some_and(|peer| {
+            let paired = matches!(peer.state, State::Answered | State::Open);
+            let is_its = peer.sid == raw.dst_sid && peer.station() == raw.src && paired;
+            is_its && peer.path.admits_from(frame.is_near()) && peer.rcv_nxt == raw.psn
+        });
+        if next && raw.dst == self.port.station {
+            self.control().refuse(p, NackReason::UnknownType, 0);
+        }
+    }
+
+    /// Processes OPEN, RST, and packets of sessions that do not exist.
+    #[cold]
+    fn on_sessionless(&mut self, now: Instant, frame: &RxFrame<'_>, base: &Base) {
+        match base.ty {
+            Ty::Open => match OpenOp::parse(frame, base) {
+                Ok(op) => {
+                    if op.is_near() != frame.is_near() {
+                        self.counters.rx_not_near += 1;
+                        return;
+                    }
+                    let len = (frame.len() - ETH_HDR_LEN).min(usize::from(u16::MAX)) as u16;
+                    self.on_open(now, base, &op, len);
+                }
+                Err(err) => self.counters.rx_wire[err.index()] += 1,
+            },
+            Ty::Rst => match RstOp::parse(frame) {
+                Ok(op) => self.on_rst(now, base.src, &op),
+                Err(err) => self.counters.rx_wire[err.index()] += 1,
+            },
+            // No RST in reply to these: the reply could be answered in turn, without end.
+            Ty::Ack | Ty::Nack => self.counters.rx_no_session += 1,
+            // Handled by `on_frame_slow`: these types belong to no session.
+            Ty::Who | Ty::Mcast => {}
+            Ty::Msg
+            | Ty::Pack
+            | Ty::MsgM
+            | Ty::Rndv
+            | Ty::Pull
+            | Ty::Data
+            | Ty::End
+            | Ty::Nop
+            | Ty::Probe
+            | Ty::Ping
+            | Ty::Write
+            | Ty::Read
+            | Ty::Atomic
+            | Ty::Resp => self.control().on_no_session(now, base.src, base.dst_sid, base.psn),
+        }
+    }
+
+    /// Whether another early packet of `p` may be buffered. A peer may hold a quarter of the free
+    /// slots: a single peer a whole window, and with any number of peers some slots remain.
+    fn reorder_room(&mut self, now: Instant, p: PeerIdx) -> bool {
+        let mine = self.peers[p].reorder_buf.len as usize;
+        if !self.peers[p].path.is_lossless() {
+            return mine < self.reorder.free_count() / 4;
+        }
+        if self.reorder.free_count() > 0 {
+            return true;
+        }
+        // On a lossless path the packet is not retransmitted, so a session has to end: the session
+        // that holds the most slots.
+        let most = self.peers.iter().max_by_key(|(_, peer)| peer.reorder_buf.len);
+        let largest_holder = most.map_or(p, |(largest_holder, _)| largest_holder);
+        self.end_session(now, largest_holder, EndReason::Excess);
+        largest_holder != p
     }
 }
 

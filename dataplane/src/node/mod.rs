@@ -1036,6 +1036,51 @@ impl Node {
     }
 }
 
+/// Levels of the tables of a node, and the state of its sessions: a view that changes nothing.
+#[derive(Clone, Copy, Debug)]
+pub struct Statistics<'a> {
+    peers: &'a Peers,
+    eps: &'a Eps,
+    cqs: &'a Cqs,
+    tx: &'a TxWrs,
+    fast_ops: &'a Table<FastOp, (), FastOpIdx>,
+    sent: &'a SentPool,
+    packs: &'a Packs,
+    posted: &'a Receives,
+    unexpected: &'a UnexpectedPool<UnexpectedMsg>,
+    blocks: &'a Blocks,
+    pulls: &'a Pulls,
+    responses: &'a Slab<Response, (), ResponseIdx>,
+    reorder: &'a Reorder,
+    coll: &'a Coll,
+    wheel: &'a Wheel<PeerIdx>,
+}
+
+impl Node {
+    /// The levels of the tables, and the state of the sessions.
+    pub fn statistics(&self) -> Statistics<'_> {
+        let Self { peers, eps, cqs, tx, fast_ops, sent, packs, posted, .. } = self;
+        let Self { unexpected, blocks, pulls, responses, reorder, coll, wheel, .. } = self;
+        Statistics {
+            peers,
+            eps,
+            cqs,
+            tx,
+            fast_ops,
+            sent,
+            packs,
+            posted,
+            unexpected,
+            blocks,
+            pulls,
+            responses,
+            reorder,
+            coll,
+            wheel,
+        }
+    }
+}
+
 /// Control plane, borrowed from a node: sessions and their opening, replies to stations without a
 /// session, and timers. No operation begins or ends.
 #[derive(Debug)]
@@ -1243,5 +1288,28 @@ impl Collectives<'_> {
     /// The posting of operations.
     fn posting(&mut self) -> Posting<'_> {
         Posting { sessions: sessions_of!(self.sessions), groups: self.groups }
+    }
+}
+
+/// Multicast groups of a node, borrowed from it: endpoints join them, queued messages are sent to
+/// them, and those that arrive are delivered to the members on this node.
+#[derive(Debug)]
+pub struct MulticastGroups<'a> {
+    sessions: Sessions<'a>,
+    groups: &'a mut Multicast,
+}
+
+impl Node {
+    /// The multicast groups.
+    #[inline(always)]
+    pub fn multicast(&mut self) -> MulticastGroups<'_> {
+        MulticastGroups { sessions: sessions_of!(self), groups: &mut self.groups }
+    }
+}
+
+impl MulticastGroups<'_> {
+    /// The receiver of messages.
+    fn receiving(&mut self) -> Receiving<'_> {
+        Receiving { sessions: sessions_of!(self.sessions) }
     }
 }

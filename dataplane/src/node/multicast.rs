@@ -14,7 +14,9 @@ use barewire_driver::port::{Station, Tx};
 
 use super::post::wants_cqe;
 use super::recv::{MsgHead, Target};
-use super::{EpId, FrameSink, MsgKind, Node, Objects, Posting, Receiving, SendReq};
+use super::{
+    EpId, FrameSink, MsgKind, MulticastGroups, Node, Objects, Posting, Receiving, SendReq,
+};
 use crate::cntr::Done;
 use crate::error::{Error, Result};
 use crate::flags::{Caps, CqFlags, OpFlags};
@@ -109,6 +111,11 @@ impl Multicast {
         self.members.retain(|m| m.ep != e);
     }
 
+    /// Whether frames wait to be sent.
+    pub(super) fn has_queued(&self) -> bool {
+        !self.queue.is_empty()
+    }
+
     /// Records a message, and returns whether it has arrived before.
     fn is_copy(&mut self, sent: MessageId) -> bool {
         // Consecutive messages of one sender, up to the size of the table, have distinct slots.
@@ -119,7 +126,7 @@ impl Multicast {
     }
 }
 
-impl Node {
+impl MulticastGroups<'_> {
     /// Joins `ep` to `group`, to send to it if `directions` has `SEND` and to receive if it has
     /// `RECV`; both if it has neither. Effective at once.
     ///
@@ -130,13 +137,13 @@ impl Node {
     ///   groups do not support.
     /// - [`Error::Invalid`]: the endpoint is in the group already.
     /// - [`Error::NoMem`]: there are [`MEMBERS_MAX`] memberships.
-    pub fn mc_join(&mut self, ep: EpId, group: GroupAddr, directions: Caps) -> Result<McId> {
+    pub fn join(&mut self, ep: EpId, group: GroupAddr, directions: Caps) -> Result<McId> {
         let own = Caps::SEND | Caps::RECV;
-        let e = self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
+        let e = self.sessions.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
         if !e.caps.contains(Caps::MULTICAST | Caps::MSG) || e.buffered {
             return Err(Error::OpNotSupp("the endpoint has no FI_MULTICAST with FI_MSG"));
         }
-        if self.port.far.is_sealed() {
+        if self.sessions.port.far.is_sealed() {
             return Err(Error::OpNotSupp("the domain has a key, and a multicast group has none"));
         }
         if !e.enabled {
@@ -146,7 +153,7 @@ impl Node {
         if asked.is_empty() || !e.caps.contains(asked) {
             return Err(Error::OpNotSupp("the endpoint does not have this direction"));
         }
-        let (idx, multicast) = (ep.0.idx(), &mut self.groups);
+        let (idx, multicast) = (ep.0.idx(), &mut *self.groups);
         if multicast.members.iter().any(|m| (m.ep, m.group) == (idx, group)) {
             return Err(Error::Invalid("the endpoint is in the group"));
         }
@@ -159,7 +166,7 @@ impl Node {
         let (sends, receives) = (asked.contains(Caps::SEND), asked.contains(Caps::RECV));
         multicast.members.push(Member { id, ep: idx, group, sends, receives });
         if sends && multicast.free.is_empty() && multicast.queue.is_empty() {
-            let len = self.port.frame_len();
+            let len = self.sessions.port.frame_len();
             self.groups.free.resize_with(QUEUE_MAX, || Vec::with_capacity(len));
         }
         Ok(id)
@@ -167,14 +174,14 @@ impl Node {
 
     /// Sends the queued frames to the port and to the members on this node. False if the port had
     /// no room for some.
-    pub(super) fn send_to_groups(&mut self, out: &mut dyn FrameSink) -> bool {
+    pub(super) fn send_queued(&mut self, out: &mut dyn FrameSink) -> bool {
         while let Some(bytes) = self.groups.queue.pop_front() {
             if out.send(&TxFrame::whole(&bytes)) == Tx::Full {
-                self.port.blocked = true;
+                self.sessions.port.blocked = true;
                 self.groups.queue.push_front(bytes);
                 return false;
             }
-            self.counters.tx_frames += 1;
+            self.sessions.counters.tx_frames += 1;
             let frame = RxFrame::new(&bytes);
             if let Ok(base) = Base::parse(&frame)
                 && let Ok(op) = McastOp::parse(&frame, &base)
@@ -189,35 +196,36 @@ impl Node {
     /// Processes a MCAST.
     #[cold]
     pub(super) fn on_mcast(&mut self, frame: &RxFrame<'_>, base: &Base) {
-        if base.src == self.port.station || base.dst != Station::BROADCAST {
-            self.counters.rx_not_ours += 1;
+        if base.src == self.sessions.port.station || base.dst != Station::BROADCAST {
+            self.sessions.counters.rx_not_ours += 1;
             return;
         }
-        if self.port.far.has_crc() && !base.crc {
-            self.counters.rx_no_crc += 1;
+        if self.sessions.port.far.has_crc() && !base.crc {
+            self.sessions.counters.rx_no_crc += 1;
             return;
         }
         match McastOp::parse(frame, base) {
             Ok(op) => {
                 let sent = MessageId { by: base.src.word(), inc: op.inc, number: base.psn.0 };
                 if self.groups.is_copy(sent) {
-                    self.counters.rx_duplicate += 1;
+                    self.sessions.counters.rx_duplicate += 1;
                 } else if !self.deliver_to_members(frame, base, &op) {
-                    self.counters.rx_mcast_other += 1;
+                    self.sessions.counters.rx_mcast_other += 1;
                 }
             }
-            Err(err) => self.counters.rx_wire[err.index()] += 1,
+            Err(err) => self.sessions.counters.rx_wire[err.index()] += 1,
         }
     }
 
     /// Delivers a message to the members of its group except the endpoint that sent it. False if
     /// there are none.
     fn deliver_to_members(&mut self, frame: &RxFrame<'_>, base: &Base, op: &McastOp) -> bool {
-        let own = base.src == self.port.station;
+        let own = base.src == self.sessions.port.station;
         let mut any = false;
         for i in 0..self.groups.members.len() {
             let Member { ep, group, receives, .. } = self.groups.members[i];
-            if group == op.group && receives && !(own && self.eps[ep].number == op.src_ep) {
+            if group == op.group && receives && !(own && self.sessions.eps[ep].number == op.src_ep)
+            {
                 any = true;
                 self.receiving().deliver_to_member(ep, frame, base, op);
             }

@@ -46,35 +46,13 @@ impl Node {
     #[inline(always)]
     pub fn cq_take(&mut self, cq: CqId, most: usize, put: impl FnMut(&Cqe)) -> Option<usize> {
         let Some(table) = self.cqs.at_mut(cq.0.idx()) else { return Some(0) };
-        let taken = table.take(most, put)?;
-        Some(self.deliver_waiting(cq, taken))
-    }
-
-    /// `n` entries of a queue were read: delivers completions that waited for room in it, if any
-    /// did.
-    #[inline(always)]
-    fn deliver_waiting(&mut self, cq: CqId, (n, retry): (usize, bool)) -> usize {
+        let (n, retry) = table.take(most, put)?;
         if retry {
+            // Completions wait for room in the queue.
             cold(());
             self.receiving().retry_cq_waiters(cq.0.idx());
         }
-        n
-    }
-
-    /// The address under an index.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`]: nothing is inserted under this index.
-    pub fn av_lookup(&self, av: AvId, addr: FiAddr) -> Result<EpAddr> {
-        Ok(self.peers.addr_of(self.avs.entry(av, addr)?))
-    }
-
-    /// The tenant under whose key the address at an index was inserted.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`]: nothing is inserted under this index.
-    pub fn av_tenant(&self, av: AvId, addr: FiAddr) -> Result<Tenant> {
-        Ok(self.peers[self.avs.entry(av, addr)?.peer].tenant)
+        Some(n)
     }
 }
 
@@ -230,6 +208,22 @@ impl Sessions<'_> {
 }
 
 impl Objects<'_> {
+    /// The address under an index.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: nothing is inserted under this index.
+    pub fn av_lookup(&self, av: AvId, addr: FiAddr) -> Result<EpAddr> {
+        Ok(self.peers.addr_of(self.avs.entry(av, addr)?))
+    }
+
+    /// The tenant under whose key the address at an index was inserted.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`]: nothing is inserted under this index.
+    pub fn av_tenant(&self, av: AvId, addr: FiAddr) -> Result<Tenant> {
+        Ok(self.peers[self.avs.entry(av, addr)?.peer].tenant)
+    }
+
     /// Whether peer `p` may reach endpoint `e`, which is open. Counts a refusal.
     #[inline]
     pub(super) fn may_reach(&mut self, p: PeerIdx, e: EpIdx) -> bool {

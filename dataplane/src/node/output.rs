@@ -129,7 +129,7 @@ impl Node {
             self.replies.queue.pop_front();
             self.counters.tx_frames += 1;
         }
-        let groups_done = self.send_to_groups(out);
+        let groups_done = !self.groups.has_queued() || self.multicast().send_queued(out);
         if !self.self_loop.queue.is_empty() {
             self.drain_loop(now);
         }

@@ -9,8 +9,8 @@ use super::ep::{Ep, LEVELS, RECV_FLAGS};
 use super::ops::{RecvFlags, RecvWr, TxWr, WrFlags};
 use super::packet::Joined;
 use super::{
-    Avs, EpId, Eps, MsgKind, Node, Objects, Operations, Posting, Receiving, RecvReq, SendReq,
-    UnexpectedMsg,
+    Avs, EpId, Eps, MsgKind, Node, Objects, Openings, Operations, Peers, Posting, Receiving,
+    RecvReq, SendReq, UnexpectedMsg,
 };
 use crate::av::AvEntry;
 use crate::error::{Error, Result};
@@ -43,6 +43,14 @@ impl Ep {
     }
 }
 
+/// What the source of a receive may name.
+struct RecvSources<'a> {
+    avs: &'a Avs,
+    peers: &'a Peers,
+    /// The tenants.
+    openings: &'a Openings,
+}
+
 impl Eps {
     /// The checks of a send that do not depend on free resources. Returns the endpoint's slot and
     /// the destination.
@@ -71,6 +79,90 @@ impl Eps {
         let entry = avs[e.av].av.lookup(req.dest);
         let entry = entry.ok_or(Error::Invalid("destination is not in the AV"))?;
         Ok((ep.0.idx(), entry))
+    }
+
+    /// The checks of a receive that do not depend on free resources. Returns the endpoint's slot
+    /// and the source.
+    #[inline]
+    fn check_recv<'a>(
+        &self,
+        unexpected: &UnexpectedPool<UnexpectedMsg>,
+        from: impl FnOnce() -> RecvSources<'a>,
+        ep: EpId,
+        req: &RecvReq,
+    ) -> Result<(EpIdx, Src)> {
+        let e = self.by_handle(ep.0).ok_or(Error::BadFd)?;
+        if !e.enabled {
+            return Err(Error::OpBadState);
+        }
+        if !e.caps.contains(Caps::RECV | kind_cap(req.kind)) {
+            return Err(Error::OpNotSupp("FI_RECV with FI_MSG or FI_TAGGED was not requested"));
+        }
+        if e.srx != EpIdx::NONE {
+            return Err(Error::OpNotSupp("receives are posted to the shared context"));
+        }
+        if e.is_over && !e.has_matching_unexpected(unexpected, req) {
+            return Err(Error::OpBadState);
+        }
+        let plain = RECV_FLAGS.contains(req.flags) && req.src == FI_ADDR_UNSPEC;
+        if plain && !e.caps.contains(Caps::EXACT_DIRECTED_RECV) {
+            return Ok((ep.0.idx(), Src::ANY));
+        }
+        self.check_rare_recv(&from(), e, ep.0.idx(), req)
+    }
+
+    /// The part of [`check_recv`](Self::check_recv) for receives with a flag or a source.
+    fn check_rare_recv(
+        &self,
+        from: &RecvSources<'_>,
+        e: &Ep,
+        idx: EpIdx,
+        req: &RecvReq,
+    ) -> Result<(EpIdx, Src)> {
+        let mut allowed = RECV_FLAGS;
+        let own = e.sharers.is_none() && e.deferred_for == EpIdx::NONE;
+        if own && e.caps.contains(multi_cap(req.kind)) {
+            allowed |= OpFlags::MULTI_RECV;
+        }
+        if own && req.kind == MsgKind::Tagged {
+            allowed |= OpFlags::PEEK;
+        }
+        if own && req.kind == MsgKind::Tagged || e.buffered {
+            allowed |= OpFlags::CLAIM | OpFlags::DISCARD;
+        }
+        let named = self.get(e.deferred_for).unwrap_or(e);
+        let by_key = req.flags.contains(OpFlags::AUTH_KEY);
+        let directed = named.is_directed(req.kind);
+        if from.openings.has_tenants() && directed {
+            allowed |= OpFlags::AUTH_KEY;
+        }
+        if !allowed.contains(req.flags) || !special_ok(req, e.buffered) {
+            return Err(Error::BadFlags);
+        }
+        // Checked first: a receive that names no key must not match the messages of every tenant.
+        let src = if by_key {
+            let tenant =
+                Tenant::of_handle(req.src).filter(|&tenant| from.openings.lists_tenant(tenant));
+            let tenant = tenant.ok_or(Error::Invalid("source is not the handle of a key"))?;
+            if planted(Bug::TenantUnasked) { Src::ANY } else { Src::any_of(tenant) }
+        } else if !directed {
+            Src::ANY
+        } else if req.src == FI_ADDR_UNSPEC {
+            // A claim or discard names an announced message by its context.
+            let by_name = OpFlags::CLAIM | OpFlags::DISCARD;
+            let matches = req.flags.contains(OpFlags::PEEK) || !req.flags.intersects(by_name);
+            if matches && named.is_exact(req.kind) {
+                return Err(Error::Invalid("FI_EXACT_DIRECTED_RECV: no source is named"));
+            }
+            Src::ANY
+        } else {
+            let entry = from.avs.get(named.av).and_then(|table| table.av.lookup(req.src));
+            let entry = entry.ok_or(Error::Invalid("source is not in the AV"))?;
+            // An address that names a context matches as one that names none: all contexts send
+            // under the one address.
+            from.peers[entry.peer].src(entry.peer, entry.inserted_ep())
+        };
+        Ok((idx, src))
     }
 }
 
@@ -115,7 +207,9 @@ impl Node {
     ///   completion queue is full.
     #[inline]
     pub fn post_recv(&mut self, now: Instant, ep: EpId, mut req: RecvReq) -> Result<()> {
-        let (e, src) = self.check_recv(ep, &req)?;
+        let Self { eps, unexpected, avs, peers, openings, .. } = &*self;
+        let from = || RecvSources { avs, peers, openings };
+        let (e, src) = eps.check_recv(unexpected, from, ep, &req)?;
         let special = OpFlags::PEEK | OpFlags::CLAIM | OpFlags::DISCARD;
         if req.flags.intersects(special) {
             return self.receiving().post_special(now, e, src, req);
@@ -160,76 +254,6 @@ impl Node {
             self.objects().end_receives_if_over(e);
         }
         Ok(())
-    }
-
-    #[inline]
-    fn check_recv(&self, ep: EpId, req: &RecvReq) -> Result<(EpIdx, Src)> {
-        let e = self.eps.by_handle(ep.0).ok_or(Error::BadFd)?;
-        if !e.enabled {
-            return Err(Error::OpBadState);
-        }
-        if !e.caps.contains(Caps::RECV | kind_cap(req.kind)) {
-            return Err(Error::OpNotSupp("FI_RECV with FI_MSG or FI_TAGGED was not requested"));
-        }
-        if e.srx != EpIdx::NONE {
-            return Err(Error::OpNotSupp("receives are posted to the shared context"));
-        }
-        if e.is_over && !e.has_matching_unexpected(&self.unexpected, req) {
-            return Err(Error::OpBadState);
-        }
-        let plain = RECV_FLAGS.contains(req.flags) && req.src == FI_ADDR_UNSPEC;
-        if plain && !e.caps.contains(Caps::EXACT_DIRECTED_RECV) {
-            return Ok((ep.0.idx(), Src::ANY));
-        }
-        self.check_rare_recv(e, ep.0.idx(), req)
-    }
-
-    /// The part of [`check_recv`](Self::check_recv) for receives with a flag or a source.
-    fn check_rare_recv(&self, e: &Ep, idx: EpIdx, req: &RecvReq) -> Result<(EpIdx, Src)> {
-        let mut allowed = RECV_FLAGS;
-        let own = e.sharers.is_none() && e.deferred_for == EpIdx::NONE;
-        if own && e.caps.contains(multi_cap(req.kind)) {
-            allowed |= OpFlags::MULTI_RECV;
-        }
-        if own && req.kind == MsgKind::Tagged {
-            allowed |= OpFlags::PEEK;
-        }
-        if own && req.kind == MsgKind::Tagged || e.buffered {
-            allowed |= OpFlags::CLAIM | OpFlags::DISCARD;
-        }
-        let named = self.eps.get(e.deferred_for).unwrap_or(e);
-        let by_key = req.flags.contains(OpFlags::AUTH_KEY);
-        let directed = named.is_directed(req.kind);
-        if self.openings.has_tenants() && directed {
-            allowed |= OpFlags::AUTH_KEY;
-        }
-        if !allowed.contains(req.flags) || !special_ok(req, e.buffered) {
-            return Err(Error::BadFlags);
-        }
-        // Checked first: a receive that names no key must not match the messages of every tenant.
-        let src = if by_key {
-            let tenant =
-                Tenant::of_handle(req.src).filter(|&tenant| self.openings.lists_tenant(tenant));
-            let tenant = tenant.ok_or(Error::Invalid("source is not the handle of a key"))?;
-            if planted(Bug::TenantUnasked) { Src::ANY } else { Src::any_of(tenant) }
-        } else if !directed {
-            Src::ANY
-        } else if req.src == FI_ADDR_UNSPEC {
-            // A claim or discard names an announced message by its context.
-            let by_name = OpFlags::CLAIM | OpFlags::DISCARD;
-            let matches = req.flags.contains(OpFlags::PEEK) || !req.flags.intersects(by_name);
-            if matches && named.is_exact(req.kind) {
-                return Err(Error::Invalid("FI_EXACT_DIRECTED_RECV: no source is named"));
-            }
-            Src::ANY
-        } else {
-            let entry = self.avs.get(named.av).and_then(|table| table.av.lookup(req.src));
-            let entry = entry.ok_or(Error::Invalid("source is not in the AV"))?;
-            // An address that names a context matches as one that names none: all contexts send
-            // under the one address.
-            self.peers[entry.peer].src(entry.peer, entry.inserted_ep())
-        };
-        Ok((idx, src))
     }
 }
 

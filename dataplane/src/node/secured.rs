@@ -556,7 +556,7 @@ impl Node {
         let whole = sealed::unmark(bytes);
         if let Err(err) = whole {
             // A type of a later minor version is refused, as without a key.
-            self.on_malformed(now, &RxFrame::new(bytes), err);
+            self.sessions().on_malformed(now, &RxFrame::new(bytes), err);
         }
         whole.is_ok()
     }

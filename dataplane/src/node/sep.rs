@@ -9,7 +9,7 @@
 
 use super::ep::SIDE;
 use super::ep::{Ep, with_directions};
-use super::{EpAttr, EpId, Eps, Node, SepId};
+use super::{EpAttr, EpId, Eps, Node, Objects, SepId};
 use crate::error::{Error, Result};
 use crate::flags::Caps;
 use crate::idx::{EpIdx, SepIdx};
@@ -189,7 +189,9 @@ impl Eps {
 impl Node {
     /// Maximum contexts of each direction of a scalable endpoint.
     pub const CTX_MAX: usize = 256;
+}
 
+impl Objects<'_> {
     /// The address of receive context 0, and of all contexts through an address vector that names
     /// contexts.
     ///

@@ -7,7 +7,7 @@ use super::notice::EndReason;
 use super::ops::WrFlags;
 use super::peer::{GRANT_FIRST, Peer, State};
 use super::tally::Tally;
-use super::{Control, Node, NodeCounters, Objects, Replies, Reply, Sessions};
+use super::{Control, NoReply, Node, NodeCounters, Objects, Replies, Reply, Sessions};
 use crate::error::Error;
 use crate::idx::{EpIdx, PeerIdx, PullIdx, TxIdx, UnexpectedIdx};
 use crate::plant::{Bug, planted};
@@ -67,7 +67,9 @@ impl Node {
                 }
             }
         }
-        self.coll_port_gone(now);
+        self.collectives().end_groups(now, Error::NetDown);
+        // Every call of a collective has ended, so nothing is sent.
+        self.coll_progress(now, &mut NoReply);
     }
 }
 

@@ -6,7 +6,7 @@ use super::ep::{Ep, EpCounters};
 use super::ops::WrFlags;
 use super::peer::{Peer, Peers, State};
 use super::tx::TxWrs;
-use super::{Cqs, EpId, Eps, Node, NodeSettings, Observed, PortState, Turn};
+use super::{Cqs, EpId, Eps, Node, NodeSettings, Observed, PortState, Statistics, Turn};
 use crate::error::{Error, Result};
 use crate::idx::{CqIdx, EpIdx, PeerIdx, TxIdx};
 use crate::rel::congestion::CongestionControl;
@@ -508,11 +508,13 @@ impl Node {
             posted: eps.posted.saturating_sub(listening),
             late: cqs.late,
             cq_reserved: cqs.reserved.saturating_sub(eps.lent + listening),
-            ..self.known_levels()
+            ..self.statistics().known_levels()
         };
         (counters, levels)
     }
+}
 
+impl Statistics<'_> {
     /// Levels of the tables whose length is known without a scan.
     fn known_levels(&self) -> Levels {
         Levels {
@@ -530,7 +532,7 @@ impl Node {
     }
 
     /// Levels of all tables. Visits every slot ever used, so it is for tests: see
-    /// [`survey`](Self::survey).
+    /// [`Node::survey`].
     pub fn levels(&self) -> Levels {
         Levels {
             peers: self.peers.count(),
@@ -562,7 +564,7 @@ impl Node {
     }
 
     /// State of the sessions of all peers.
-    pub fn session_infos(&self) -> impl Iterator<Item = SessionInfo> {
+    pub fn session_infos(self) -> impl Iterator<Item = SessionInfo> {
         self.peers.iter().map(|(_, peer)| session_info(peer))
     }
 }

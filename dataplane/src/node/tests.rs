@@ -252,7 +252,7 @@ impl Pair {
     /// Both nodes are as empty as when they were made.
     fn assert_quiet(&self) {
         for end in &self.ends {
-            let levels = end.node.levels();
+            let levels = end.node.statistics().levels();
             assert_eq!(levels, Levels { peers: 1, timers: levels.timers, ..Levels::default() });
             assert!(end.node.reassemblies.is_empty());
             // Nor does either side believe that the other owes it an answer.
@@ -775,10 +775,10 @@ fn the_table_of_peers_grows_with_what_is_inserted() {
             }
         }
         for (i, (at, addr)) in inserted.into_iter().enumerate() {
-            let end = &pair.ends[i % 2];
-            assert_eq!(end.node.av_lookup(end.av, at), Ok(addr));
+            let end = &mut pair.ends[i % 2];
+            assert_eq!(end.node.objects().av_lookup(end.av, at), Ok(addr));
         }
-        assert_eq!(pair.ends[0].node.levels().peers, 1501);
+        assert_eq!(pair.ends[0].node.statistics().levels().peers, 1501);
         // A vector opened for many makes room for them at once, for as many as may be.
         let End { mut node, .. } = end_with(1, 1500, lossless, small());
         for (count, room) in [(3, 8), (5000, 5000), (100, 5000), (usize::MAX, 1 << 20)] {

@@ -323,7 +323,7 @@ fn after_crash(team: &mut Team, gang: &Gang, killed: usize, all: &mut Vec<Pendin
     team.rig.run_to(end);
     for &rank in &survivors {
         team.reap(rank, all)?;
-        let l = team.rig.at(rank).node.levels();
+        let l = team.rig.at(rank).node.statistics().levels();
         let left = (l.tx, l.posted, l.unexpected, l.pulls, l.cq_reserved, l.blocks_lost);
         ensure!(left == (0, 0, 0, 0, 0, 0), "left behind at {rank}: {l:?}");
     }

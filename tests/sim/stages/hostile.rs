@@ -76,9 +76,9 @@ pub(crate) fn forged(seed: u64, count: u64) -> Checked {
 fn state(rig: &mut Rig) -> (Vec<SessionInfo>, Levels) {
     let node = &rig.at(0).node;
     let mut sessions: Vec<_> =
-        node.session_infos().filter(|s| s.station == Net::station(1)).collect();
+        node.statistics().session_infos().filter(|s| s.station == Net::station(1)).collect();
     sessions.iter_mut().for_each(|s| s.srtt_ns = 0);
-    (sessions, Levels { peers: 0, ..node.levels() })
+    (sessions, Levels { peers: 0, ..node.statistics().levels() })
 }
 
 /// Two honest nodes that send each other checked messages.
@@ -190,7 +190,12 @@ pub(crate) fn hostile(seed: u64, count: u64) -> Checked {
         if i % 64 == 0 {
             v.listen(&mut rig);
             v.knock(&mut rig);
-            let over = rig.at(0).node.session_infos().find(|session| session.in_flight > WINDOW);
+            let over = rig
+                .at(0)
+                .node
+                .statistics()
+                .session_infos()
+                .find(|session| session.in_flight > WINDOW);
             ensure!(over.is_none(), "what was never sent is acknowledged: {over:?}");
         }
         if i % 100 == 0 {
@@ -215,7 +220,7 @@ pub(crate) fn hostile(seed: u64, count: u64) -> Checked {
     pair.exchange(&mut rig, &mut r, 4)?;
     let t = rig.net.now;
     rig.run_to(t + 2000 * MS);
-    let levels = rig.at(0).node.levels();
+    let levels = rig.at(0).node.statistics().levels();
     // Whole messages that it had credit for wait for a receive as anybody's do.
     let kept = Levels {
         peers: levels.peers,

@@ -382,7 +382,7 @@ fn bytes_with(peers: usize) -> isize {
         now = now + 1_000_000;
         node.transmit(now, &mut |_: &barewire_driver::frame::TxFrame<'_>| Tx::Sent);
     }
-    let open = node.session_infos().filter(|s| s.state == "open").count();
+    let open = node.statistics().session_infos().filter(|s| s.state == "open").count();
     assert_eq!(open, peers, "sessions open");
     crate::alloc::held() - before
 }

@@ -217,7 +217,7 @@ pub(crate) fn flood(seed: u64) -> Checked {
             pair.exchange(&mut rig, &mut r, 1)?;
         }
         let node = &rig.at(0).node;
-        let half_open = node.session_infos().filter(|s| s.state == "answered").count();
+        let half_open = node.statistics().session_infos().filter(|s| s.state == "answered").count();
         ensure!(half_open <= 16, "{half_open} sessions are half open");
     }
     // Nothing is repeated to who does not answer.

@@ -199,7 +199,7 @@ fn bytes_with(sessions: usize, is_keyed: bool) -> i64 {
         now = now + MS;
         drop(sent(&mut node, now));
     }
-    let open = node.session_infos().filter(|s| s.state == "open").count();
+    let open = node.statistics().session_infos().filter(|s| s.state == "open").count();
     assert_eq!(open, sessions, "sessions open");
     in_use() - before
 }

@@ -18,7 +18,7 @@ use std::collections::VecDeque;
 
 use barewire_driver::backend::any_board::AnyBoard;
 use barewire_driver::board::{BOARD_MEMBERS_MAX, BODY_MAX, Board};
-use barewire_driver::hint::cold;
+use barewire_driver::hint::{cold, outlined};
 use barewire_driver::mem::atomic::{AtomicOp, Datatype, WordFold, word_fold};
 use barewire_driver::mem::{IoBuf, Scratch, Span};
 use barewire_driver::port::Station;
@@ -102,8 +102,10 @@ enum BoardProgress {
     Waits,
     /// The first has waited for [`PATIENCE_NS`] since the last check.
     Late,
-    /// They cannot end: a member is gone, or does not make the same call.
-    Failed(Error),
+    /// The first waits for a member that is gone.
+    Lost,
+    /// A member makes another call.
+    Disagree,
 }
 
 /// The arguments of a call that differ between calls of the same part.
@@ -439,8 +441,8 @@ impl Group {
     /// member that it waits for is gone.
     #[inline(never)]
     fn check_waiting(&mut self, now: Instant) -> BoardProgress {
-        if let Some(err) = self.lost_on_board() {
-            return BoardProgress::Failed(err);
+        if self.lost_on_board().is_some() {
+            return BoardProgress::Lost;
         }
         let BoardState::Attached(calls) = &mut self.shared else { return BoardProgress::Idle };
         if !calls.is_busy {
@@ -557,6 +559,15 @@ impl Coll {
         Some(now + pause)
     }
 
+    /// Registers group `g`, whose first call waits after [`Group::add_call`]. Returns whether a
+    /// member is gone, so that the call may have to end.
+    #[inline(always)]
+    pub(super) fn register_waiting_call(&mut self, now: Instant, g: GroupIdx) -> bool {
+        self.on_boards.push(g);
+        self.asks_at.get_or_insert(now + ASK_NS);
+        !self.groups[g].is_whole
+    }
+
     /// Ends the watching of peers for a call that has ended.
     #[cold]
     fn unwatch(&mut self, g: GroupIdx, peers: &mut Peers) {
@@ -610,18 +621,6 @@ impl NodeCounters {
 }
 
 impl Node {
-    /// Registers group `g`, whose first call waits after [`Group::add_call`].
-    #[inline(always)]
-    pub(super) fn register_waiting_call(&mut self, g: GroupIdx) {
-        self.coll.on_boards.push(g);
-        self.coll.asks_at.get_or_insert(self.turn.polled_at + ASK_NS);
-        if !self.coll.groups[g].is_whole {
-            cold(());
-            let now = self.turn.polled_at;
-            self.collectives().drive_group(now, g);
-        }
-    }
-
     /// Advances all calls through boards, and watches late members. Returns the number of calls
     /// that have succeeded.
     pub(crate) fn drive_boards(&mut self, now: Instant) -> usize {
@@ -631,7 +630,7 @@ impl Node {
             let waits = match self.objects().advance_board(now, g) {
                 BoardProgress::Waits => true,
                 BoardProgress::Idle => false,
-                rare => cold(self.collectives().settle_board(now, g, rare)),
+                rare => outlined(|| self.collectives().settle_board(now, g, rare)),
             };
             if waits {
                 at += 1;
@@ -654,7 +653,7 @@ impl Objects<'_> {
             };
             match calls.step() {
                 Step::Waits => return group.check_waiting(now),
-                Step::Disagree => return cold(BoardProgress::Failed(DISAGREE)),
+                Step::Disagree => return cold(BoardProgress::Disagree),
                 Step::Ended => {}
             }
             let (caller, has_watched) = (calls.end_first(), !calls.first.watched.is_empty());
@@ -689,16 +688,20 @@ impl Collectives<'_> {
     /// calls, unless it has ended and was removed.
     #[inline(never)]
     fn settle_board(&mut self, now: Instant, g: GroupIdx, progress: BoardProgress) -> bool {
-        match progress {
+        let err = match progress {
             BoardProgress::Idle => return false,
-            BoardProgress::Waits => {}
-            BoardProgress::Late => self.watch_late(now, g),
-            BoardProgress::Failed(err) => {
-                self.abort_group(now, g, err);
-                return false;
+            BoardProgress::Waits => return true,
+            BoardProgress::Late => {
+                self.watch_late(now, g);
+                return true;
             }
+            BoardProgress::Lost => self.sessions.coll.groups[g].lost_on_board(),
+            BoardProgress::Disagree => Some(DISAGREE),
+        };
+        if let Some(err) = err {
+            self.abort_group(now, g, err);
         }
-        true
+        false
     }
 
     /// Watches the members that the first call of a group waits for, like members that owe a

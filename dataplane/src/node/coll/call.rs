@@ -4,7 +4,7 @@
 //! programs repeat their calls, so a group caches its last call ([`CheckedCall`]). Arguments that
 //! differ between calls, the buffers and the kind of completion, are checked each time.
 
-use barewire_driver::hint::cold;
+use barewire_driver::hint::{cold, outlined};
 use barewire_driver::mem::atomic::{AtomicOp, Datatype, reduces};
 use barewire_driver::mem::{IoBuf, Span};
 
@@ -278,6 +278,23 @@ impl Coll {
         let none = Error::Invalid("coll_addr is no group of this endpoint");
         self.side_of(eps, ep).err().unwrap_or(none)
     }
+
+    /// Begins a call by messages. Returns whether it is the first in the order of the group's board
+    /// and waits there, by which the members detect that they do not make the same call.
+    #[inline(never)]
+    fn call_by_messages(
+        &mut self,
+        stored: &StoredMsgs<'_>,
+        (g, shape): (GroupIdx, Shape),
+        reduce: Option<(AtomicOp, Datatype)>,
+        (source, result): (Span, Span),
+        caller: Caller,
+    ) -> Result<bool> {
+        let buffers = (IoBuf::one(source), IoBuf::one(result));
+        let o = self.begin_op(stored, (g, shape), reduce, buffers, Some(caller))?;
+        self.queue_op(o);
+        Ok(matches!(self.groups[g].add_call(None), AddOutcome::Waiting))
+    }
 }
 
 impl Node {
@@ -289,7 +306,7 @@ impl Node {
     /// # Errors
     /// Nothing was begun, nothing will complete:
     /// - [`Error::BadFd`], [`Error::OpBadState`], [`Error::OpNotSupp`] for the endpoint as in
-    ///   [`coll_join`](Self::coll_join); [`Error::OpBadState`] also while the join is in progress.
+    ///   [`coll_join`]; [`Error::OpBadState`] also while the join is in progress.
     /// - [`Error::Invalid`]: no group of this endpoint; a root that is no member; a role that
     ///   contradicts it; a buffer that is too short; source and result that overlap, unless they
     ///   are the same memory of an allreduce or reduce.
@@ -298,6 +315,8 @@ impl Node {
     /// - [`Error::BadFlags`]. [`Error::Again`]: a queue is full. [`Error::NoMem`].
     /// - the error that ended the group, if a member died or left: the group is not usable any
     ///   more.
+    ///
+    /// [`coll_join`]: super::super::Collectives::coll_join
     #[inline]
     pub fn coll_post(
         &mut self,
@@ -324,45 +343,34 @@ impl Node {
         }
         let wanted = !room.ep.tx_selective || req.flags.contains(OpFlags::COMPLETION);
         let caller = Caller { context: req.context, wanted };
-        if checked.part.by_board {
+        let waits = if checked.part.by_board {
             match group.add_call(Some((caller, source, result))) {
                 AddOutcome::Ended => {
                     let cntr = room.complete(caller.context, CqFlags::COLLECTIVE, wanted);
                     self.cntrs.count(cntr, Done::CALL);
                     self.counters.count_shared();
+                    false
                 }
-                AddOutcome::Queued => room.take(),
+                AddOutcome::Queued => {
+                    room.take();
+                    false
+                }
                 AddOutcome::Waiting => {
                     room.take();
-                    self.register_waiting_call(g);
+                    true
                 }
             }
-            return Ok(());
-        }
-        let shape = Shape { in_place, ..checked.shape };
-        let reduce = checked.reduce;
-        room.take();
-        let called = self.call_by_messages((g, shape), reduce, source, result, caller);
-        called.inspect_err(|_| SendRoom::of(&mut self.eps, &mut self.cqs, e).give_back())
-    }
-
-    #[inline(never)]
-    fn call_by_messages(
-        &mut self,
-        (g, shape): (GroupIdx, Shape),
-        reduce: Option<(AtomicOp, Datatype)>,
-        source: Span,
-        result: Span,
-        caller: Caller,
-    ) -> Result<()> {
-        let buffers = (IoBuf::one(source), IoBuf::one(result));
-        let Self { eps, peers, unexpected, coll, .. } = self;
-        let stored = StoredMsgs { eps, peers, unexpected };
-        let o = coll.begin_op(&stored, (g, shape), reduce, buffers, Some(caller))?;
-        self.coll.queue_op(o);
-        // The members detect that they do not make the same call.
-        if let AddOutcome::Waiting = self.coll.groups[g].add_call(None) {
-            self.register_waiting_call(g);
+        } else {
+            let (shape, reduce) = (Shape { in_place, ..checked.shape }, checked.reduce);
+            room.take();
+            let Self { eps, peers, unexpected, coll, .. } = self;
+            let stored = StoredMsgs { eps, peers, unexpected };
+            coll.call_by_messages(&stored, (g, shape), reduce, (source, result), caller)
+                .inspect_err(|_| SendRoom::of(&mut self.eps, &mut self.cqs, e).give_back())?
+        };
+        if waits && self.coll.register_waiting_call(self.turn.polled_at, g) {
+            let now = self.turn.polled_at;
+            outlined(|| self.collectives().drive_group(now, g));
         }
         Ok(())
     }

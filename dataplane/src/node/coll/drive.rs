@@ -110,6 +110,16 @@ impl Coll {
         self.groups.iter().any(|(_, g)| joining(g))
     }
 
+    /// Whether messages were stored, or sessions have ended, since the last turn.
+    fn has_arrived(&self) -> bool {
+        !self.arrived.is_empty() || !self.lost.is_empty() || !self.next_session.is_empty()
+    }
+
+    /// Whether control messages wait to be sent, or members that left to be forgotten.
+    fn owes_messages(&self) -> bool {
+        !self.owed.is_empty() || !self.left_members.is_empty()
+    }
+
     /// Whether [`coll_progress`](Node::coll_progress) would find work.
     #[inline]
     pub(crate) fn is_due(&self, cqs: &Cqs) -> bool {
@@ -219,9 +229,11 @@ impl Node {
         }
         let mut entries = [Cqe::default(); 32];
         loop {
-            let mut collectives = self.collectives();
-            collectives.process_arrived(now);
-            collectives.process_lost(now);
+            if self.coll.has_arrived() {
+                let mut collectives = self.collectives();
+                collectives.process_arrived(now);
+                collectives.process_lost(now);
+            }
             match self.cq_read(cq, &mut entries) {
                 Ok(n) => {
                     self.coll.taken += n as u64;
@@ -252,7 +264,9 @@ impl Node {
         if self.coll.asks_at.is_some_and(|at| at <= now) {
             self.collectives().ask_awaited(now);
         }
-        self.collectives().send_owed(now);
+        if self.coll.owes_messages() {
+            self.collectives().send_owed(now);
+        }
     }
 
     /// Processes the completion of a message between collective sides.
@@ -293,7 +307,8 @@ impl Node {
             let op = &mut self.coll.ops[o];
             let went = match op.run.action() {
                 Action::Wait => return,
-                Action::Done => return self.collectives().end_op(now, o),
+                Action::Done if op.caller.is_some() => return self.objects().end_call(o),
+                Action::Done => return self.collectives().end_join(now, o),
                 Action::Local(local) => {
                     compute(op, local);
                     op.run.done();
@@ -467,25 +482,15 @@ impl Collectives<'_> {
         self.on_unjoined_group_end(side, from, &err.cqe);
     }
 
-    /// Ends a call with success.
-    fn end_op(&mut self, now: Instant, o: CallIdx) {
-        let op = self.sessions.coll.ops.free(o);
-        let g = op.group;
-        self.sessions.coll.groups[g].ops -= 1;
-        self.sessions.counters.colls_done += 1;
-        let caller = op.caller;
-        if caller.is_none() {
-            self.end_join(now, g, &op);
-        }
+    /// Ends the exchange of a join.
+    fn end_join(&mut self, now: Instant, o: CallIdx) {
+        let op = self.sessions.objects().free_op(o);
+        self.apply_join(now, op.group, &op);
         self.sessions.coll.give_back(op);
-        if let Some(caller) = caller {
-            let ep = self.sessions.coll.groups[g].ep;
-            self.sessions.objects().complete_call(ep, caller);
-        }
     }
 
-    /// Ends a join: the members of a group have exchanged their parameters.
-    fn end_join(&mut self, now: Instant, g: GroupIdx, op: &Op) {
+    /// Joins a group whose members have exchanged their parameters.
+    fn apply_join(&mut self, now: Instant, g: GroupIdx, op: &Op) {
         let word = |i: usize| {
             let mut bytes = [0; 8];
             op.out.read_at(8 * i, &mut bytes);
@@ -620,6 +625,24 @@ impl Control<'_> {
 }
 
 impl Objects<'_> {
+    /// Ends a call by messages with success.
+    fn end_call(&mut self, o: CallIdx) {
+        let op = self.free_op(o);
+        let (ep, caller) = (self.coll.groups[op.group].ep, op.caller);
+        self.coll.give_back(op);
+        if let Some(caller) = caller {
+            self.complete_call(ep, caller);
+        }
+    }
+
+    /// Frees the record of a call, or of the exchange of a join, that has succeeded.
+    fn free_op(&mut self, o: CallIdx) -> Op {
+        let op = self.coll.ops.free(o);
+        self.coll.groups[op.group].ops -= 1;
+        self.counters.colls_done += 1;
+        op
+    }
+
     /// Reports to the application that its call has succeeded.
     #[inline(always)]
     pub(super) fn complete_call(&mut self, ep: EpId, caller: Caller) {

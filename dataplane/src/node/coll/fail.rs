@@ -5,16 +5,13 @@
 //! member notifies every other; in a larger one, the members at distances of powers of two. So a
 //! member is left waiting only if all members that would notify it die.
 
-use barewire_driver::frame::TxFrame;
-use barewire_driver::port::Tx;
-
 use super::control::{ABORT, ASK, ASK_NS, LEAVE, LEFT, control_tag};
 use super::drive::{ASKED, CONTROL};
 use super::{Caller, Coll, EarlyLeave, GroupId, GroupState, JOIN, JoinEvent, Member, Op, SIDE};
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
 use crate::idx::{CallIdx, EpIdx, GroupIdx, PeerIdx, PullIdx, RecvIdx, TxIdx, UnexpectedIdx};
-use crate::node::{Collectives, EpId, MsgKind, Node, Objects, Receives, Receiving, SendReq};
+use crate::node::{Collectives, EpId, MsgKind, Objects, Receives, Receiving, SendReq};
 use crate::slab::NONE;
 use crate::types::{CqErr, Cqe, EpAddr, FI_ADDR_UNSPEC, Instant, ProvErrno};
 use crate::wire::EndStatus;
@@ -506,6 +503,14 @@ impl Collectives<'_> {
         self.send_owed(now);
     }
 
+    /// Ends all groups: the port is gone.
+    pub(crate) fn end_groups(&mut self, now: Instant, err: Error) {
+        let groups: Vec<GroupIdx> = self.sessions.coll.groups.iter().map(|(g, _)| g).collect();
+        for g in groups {
+            self.abort_group(now, g, err);
+        }
+    }
+
     /// Leaves the groups of an endpoint that is being closed.
     pub(crate) fn coll_ep_closed(&mut self, now: Instant, e: EpIdx) {
         let groups: Vec<GroupIdx> = (self.sessions.coll.groups.iter())
@@ -563,18 +568,6 @@ impl Receiving<'_> {
                 self.discard_unexpected(now, msg, EndStatus::Discarded);
             }
         }
-    }
-}
-
-impl Node {
-    /// Ends all groups: the port is gone.
-    pub(crate) fn coll_port_gone(&mut self, now: Instant) {
-        let groups: Vec<GroupIdx> = self.coll.groups.iter().map(|(g, _)| g).collect();
-        for g in groups {
-            self.collectives().abort_group(now, g, Error::NetDown);
-        }
-        // Every call has ended, so nothing is sent.
-        self.coll_progress(now, &mut |_: &TxFrame<'_>| Tx::Full);
     }
 }
 

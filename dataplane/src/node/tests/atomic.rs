@@ -579,7 +579,7 @@ fn what_was_given_up_half_way_is_done_up_to_there() {
         let done = added.iter().take_while(|by| **by == 1).count();
         assert!(added[done..].iter().all(|by| *by == 0), "{kind:?} without packet {lost}");
         assert_eq!(done > 0, lost > 0);
-        assert_eq!(pair.ends[0].node.levels().sent, 0);
+        assert_eq!(pair.ends[0].node.statistics().levels().sent, 0);
     }
 }
 
@@ -680,7 +680,7 @@ fn a_dead_peer_ends_the_short_way() {
     pair.run(560_000_000);
     let lost = Some(Error::HostUnreach);
     assert_eq!(pair.outcomes(0), [0, 1, 2, 3, 4].map(|context| (context, lost)));
-    assert_eq!(pair.ends[0].node.levels().tx, 0);
+    assert_eq!(pair.ends[0].node.statistics().levels().tx, 0);
 }
 
 /// Answers to what nobody asked, whatever they name, take nothing from those that are awaited, nor

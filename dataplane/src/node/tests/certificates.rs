@@ -314,7 +314,7 @@ fn a_refused_certificate_gets_no_record() {
     pair.run(200 * MS);
     let node = &pair.ends[0].node;
     assert!(node.counters().rx_cert_issuer > 0 && node.counters().tx_challenges > 0);
-    assert_eq!(node.levels().peers, 0);
+    assert_eq!(node.statistics().levels().peers, 0);
 }
 
 /// Goal: the copy of an OPEN that was taken, with other words in its header, changes nothing of the

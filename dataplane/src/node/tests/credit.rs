@@ -119,7 +119,7 @@ fn refused_messages_give_their_credit_back() {
     let mut pair = Pair::new(1500, false);
     let End { node, av, peer, .. } = &mut pair.ends[0];
     let somebody = *peer;
-    let addr = node.av_lookup(*av, somebody).unwrap();
+    let addr = node.objects().av_lookup(*av, somebody).unwrap();
     *peer = node.sessions().av_insert(Instant(0), *av, EpAddr { ep: 77, ..addr }).unwrap();
     for context in 0..100 {
         pair.send(0, IoBuf::leaked(&[1; 8]), 5, OpFlags::empty(), context).unwrap();
@@ -146,7 +146,7 @@ fn messages_without_a_record_give_their_credit_back() {
     pair.run(1_000_000);
     assert_eq!((pair.read(0).len(), pair.read(1).len()), (1, 1));
     let End { node, av, peer, .. } = &mut pair.ends[0];
-    let addr = node.av_lookup(*av, *peer).unwrap();
+    let addr = node.objects().av_lookup(*av, *peer).unwrap();
     *peer = node.sessions().av_insert(Instant(0), *av, EpAddr { ep: 77, ..addr }).unwrap();
     for _ in 0..20 {
         while pair.ends[0].node.peers[PeerIdx::of(0)].tx_room() > 0 {

@@ -264,7 +264,7 @@ fn room_that_was_taken_in_advance_is_given_back() {
                     (unread, used) = (unread + used[0] + used[1], [0, 0]);
                     let node = &pair.ends[0].node;
                     assert_eq!(node.cqs.ready(pair.ends[0].cq), Ok(unread));
-                    assert_eq!(node.levels().cq_reserved, 0);
+                    assert_eq!(node.statistics().levels().cq_reserved, 0);
                 }
                 1 => {
                     let End { node, cq, .. } = &mut pair.ends[0];

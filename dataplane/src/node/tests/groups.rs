@@ -196,7 +196,7 @@ fn what_comes_late_of_a_group_that_was_left_is_thrown_away() {
     team.pair.ends[0].node.collectives().coll_close(now, left[0]).unwrap();
     team.pair.run(5_000_000);
     assert_eq!(team.pair.read_err(1).err, Error::ConnRefused);
-    assert_eq!(team.pair.ends[0].node.levels().unexpected, 0);
+    assert_eq!(team.pair.ends[0].node.statistics().levels().unexpected, 0);
     (0..2).for_each(|i| team.barrier(i, kept[i]));
     team.pair.run(5_000_000);
     assert_eq!([0, 1].map(|i| team.pair.read(i).len()), [1, 1]);
@@ -311,7 +311,7 @@ fn a_join_of_the_next_session_outlives_the_one_before() {
                 came += 1;
             }
         }
-        assert_ne!((came, team.pair.ends[0].node.levels().unexpected), (0, 0));
+        assert_ne!((came, team.pair.ends[0].node.statistics().levels().unexpected), (0, 0));
         if !is_next {
             team.pair.ends[0].node.coll.peer_lost(p, Error::ConnReset);
         }

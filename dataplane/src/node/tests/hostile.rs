@@ -134,7 +134,11 @@ fn announced_messages_that_never_come_hold_up_nobody_for_ever() {
         puppet.listen(&mut pair);
     }
     let half = pair.ends[1].node.settings.pull_window as u64 / 2;
-    assert_eq!(pair.ends[1].node.levels().pull_bytes, half, "all that one peer may hold");
+    assert_eq!(
+        pair.ends[1].node.statistics().levels().pull_bytes,
+        half,
+        "all that one peer may hold"
+    );
     let (buf, look) = shared(2 * LEN);
     pair.recv(1, buf, 6, OpFlags::empty(), 7).unwrap();
     pair.send(0, IoBuf::leaked(&bytes(2 * LEN)), 6, OpFlags::empty(), 8).unwrap();
@@ -151,7 +155,7 @@ fn announced_messages_that_never_come_hold_up_nobody_for_ever() {
             ended += 1;
         }
     }
-    assert_eq!((ended, pair.ends[1].node.levels().pulls), (24, 0));
+    assert_eq!((ended, pair.ends[1].node.statistics().levels().pulls), (24, 0));
 }
 
 /// Goal: who announces messages and acknowledges no END takes the last record of a pull from
@@ -225,7 +229,7 @@ fn early_packets_of_some_leave_room_for_those_of_others() {
             puppet.put(&mut pair, ahead, &Op::Msg(msg), &[]);
         }
     }
-    let reorder_buf = pair.ends[1].node.levels().reorder_buf;
+    let reorder_buf = pair.ends[1].node.statistics().levels().reorder_buf;
     assert!((3000..4000).contains(&reorder_buf), "{reorder_buf} of 4,096 are kept");
     pair.drop = 4;
     for i in 0..20 {
@@ -263,7 +267,7 @@ fn an_open_of_a_stranger_does_not_walk_the_table() {
             let looks = (node.by_station.evict_hand + PEERS - before) % PEERS;
             assert!(looks <= 16, "OPEN {n} looked at {looks} peers");
         }
-        assert_eq!(node.levels().peers, peer_max);
+        assert_eq!(node.statistics().levels().peers, peer_max);
         let last = node.by_station.get(&node.peers, station(3 * PEERS - 1), Tenant::NONE);
         assert_eq!(last.is_some(), named < PEERS, "{named} of the peers stay");
     }

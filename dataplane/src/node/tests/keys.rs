@@ -514,6 +514,9 @@ fn a_receive_that_names_a_peer_with_another_key_ends() {
         let err = pair.read_err(0);
         let want = if no_completion { 10 } else { 2 };
         assert_eq!((err.cqe.op_context, err.err), (want, Error::Access));
-        assert_eq!(pair.ends[0].node.levels().posted, if no_completion { 1 } else { 2 });
+        assert_eq!(
+            pair.ends[0].node.statistics().levels().posted,
+            if no_completion { 1 } else { 2 }
+        );
     }
 }

@@ -116,7 +116,7 @@ fn receives_that_name_the_peer_end_with_its_session() {
         let reason = if closes { EndReason::Closed } else { EndReason::Silent };
         let now = pair.now;
         pair.ends[0].node.sessions().end_session(now, FIRST, reason);
-        let posted = pair.ends[0].node.levels().posted;
+        let posted = pair.ends[0].node.statistics().levels().posted;
         assert_eq!(posted, if closes { 3 } else { 1 });
         if !closes {
             let failed = [pair.read_err(0), pair.read_err(0)].map(|e| (e.cqe.op_context, e.err));
@@ -150,7 +150,7 @@ fn a_receive_that_is_being_filled_ends_with_the_session() {
         });
         assert!(filled, "{len} bytes, {} frames", frames.len());
         node.sessions().end_session(now, FIRST, EndReason::Silent);
-        assert_eq!(node.levels().posted, 0);
+        assert_eq!(node.statistics().levels().posted, 0);
         let mut told = Vec::new();
         while let Ok(err) = node.receiving().cq_readerr(pair.ends[1].cq) {
             told.push((err.cqe.op_context, err.err));

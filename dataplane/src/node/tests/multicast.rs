@@ -73,9 +73,9 @@ fn counted(end: &End) -> [u64; 4] {
 #[test]
 fn members_receive_and_nobody_else() {
     let [mut a, mut b, mut c] = [1, 2, 3].map(|n| member(n, NodeSettings::default()));
-    let at_a = a.node.mc_join(a.ep, group(1), Caps::empty()).unwrap();
-    let at_b = b.node.mc_join(b.ep, group(1), Caps::RECV).unwrap();
-    c.node.mc_join(c.ep, group(2), Caps::empty()).unwrap();
+    let at_a = a.node.multicast().join(a.ep, group(1), Caps::empty()).unwrap();
+    let at_b = b.node.multicast().join(b.ep, group(1), Caps::RECV).unwrap();
+    c.node.multicast().join(c.ep, group(2), Caps::empty()).unwrap();
     let addr = a.node.addr_of(a.ep).unwrap();
     for known in [false, true] {
         let mut from = FI_ADDR_UNSPEC;
@@ -117,8 +117,8 @@ fn the_sender_does_not_hear_itself() {
     let sender = end.ep;
     let attr = EpAttr { caps: CAPS, ..EpAttr::default() };
     let other = open_ep(&mut end.node, (end.cq, end.av), attr);
-    let to = end.node.mc_join(sender, group(1), Caps::empty()).unwrap().addr();
-    end.node.mc_join(other, group(1), Caps::empty()).unwrap();
+    let to = end.node.multicast().join(sender, group(1), Caps::empty()).unwrap().addr();
+    end.node.multicast().join(other, group(1), Caps::empty()).unwrap();
     for (ep, context) in [(sender, 1), (other, 2), (other, 3)] {
         end.ep = ep;
         recv(&mut end, 8, FI_ADDR_UNSPEC, context);
@@ -142,9 +142,12 @@ fn what_no_group_has_is_refused() {
     let mut end = member(1, NodeSettings::default());
     let ep = end.ep;
     assert!(matches!(send(&mut end, b"x", 1 << 44 | 1, OpFlags::empty()), Err(Error::Invalid(_))));
-    let at = end.node.mc_join(ep, group(1), Caps::empty()).unwrap();
-    assert!(matches!(end.node.mc_join(ep, group(1), Caps::empty()), Err(Error::Invalid(_))));
-    let mine = end.node.mc_join(ep, group(2), Caps::RECV).unwrap();
+    let at = end.node.multicast().join(ep, group(1), Caps::empty()).unwrap();
+    assert!(matches!(
+        end.node.multicast().join(ep, group(1), Caps::empty()),
+        Err(Error::Invalid(_))
+    ));
+    let mine = end.node.multicast().join(ep, group(2), Caps::RECV).unwrap();
     assert!(matches!(
         send(&mut end, b"x", mine.addr(), OpFlags::empty()),
         Err(Error::OpNotSupp(_))
@@ -167,7 +170,10 @@ fn what_no_group_has_is_refused() {
     send(&mut end, &long[..max], at.addr(), OpFlags::empty()).unwrap();
     assert_eq!(sent(&mut end)[0].len(), 1514);
     let plain = open_ep(&mut end.node, (end.cq, end.av), EpAttr::default());
-    assert!(matches!(end.node.mc_join(plain, group(1), Caps::empty()), Err(Error::OpNotSupp(_))));
+    assert!(matches!(
+        end.node.multicast().join(plain, group(1), Caps::empty()),
+        Err(Error::OpNotSupp(_))
+    ));
 }
 
 /// Goal: messages of no byte and of the longest length arrive whole, with and without remote CQ
@@ -175,8 +181,8 @@ fn what_no_group_has_is_refused() {
 #[test]
 fn the_shortest_and_the_longest_arrive() {
     let [mut a, mut b] = [1, 2].map(|n| member(n, NodeSettings::default()));
-    let at_a = a.node.mc_join(a.ep, group(1), Caps::empty()).unwrap();
-    b.node.mc_join(b.ep, group(1), Caps::empty()).unwrap();
+    let at_a = a.node.multicast().join(a.ep, group(1), Caps::empty()).unwrap();
+    b.node.multicast().join(b.ep, group(1), Caps::empty()).unwrap();
     let max = a.node.port.mc_max();
     let text: Vec<u8> = (0..max).map(|i| i as u8).collect();
     let imm = OpFlags::REMOTE_CQ_DATA;
@@ -198,11 +204,11 @@ fn the_shortest_and_the_longest_arrive() {
 #[test]
 fn a_sender_that_restarted_is_heard() {
     let mut b = member(2, NodeSettings::default());
-    b.node.mc_join(b.ep, group(1), Caps::empty()).unwrap();
+    b.node.multicast().join(b.ep, group(1), Caps::empty()).unwrap();
     for incarnation in [5, 6, 7] {
         let mut a = member(1, NodeSettings::default());
         a.node.settings.incarnation = incarnation;
-        let at_a = a.node.mc_join(a.ep, group(1), Caps::empty()).unwrap();
+        let at_a = a.node.multicast().join(a.ep, group(1), Caps::empty()).unwrap();
         for n in 0..4 {
             recv(&mut b, 8, FI_ADDR_UNSPEC, n);
             send(&mut a, &[n as u8; 3], at_a.addr(), OpFlags::empty()).unwrap();
@@ -221,10 +227,10 @@ fn a_sender_that_restarted_is_heard() {
 #[test]
 fn members_leave_while_messages_arrive() {
     let [mut a, mut b] = [1, 2].map(|n| member(n, NodeSettings::default()));
-    let at_a = a.node.mc_join(a.ep, group(1), Caps::empty()).unwrap();
+    let at_a = a.node.multicast().join(a.ep, group(1), Caps::empty()).unwrap();
     let attr = || EpAttr { caps: CAPS, ..EpAttr::default() };
     let eps: Vec<EpId> = (0..4).map(|_| open_ep(&mut b.node, (b.cq, b.av), attr())).collect();
-    let join = |b: &mut End, i: usize| b.node.mc_join(eps[i], group(1), Caps::empty());
+    let join = |b: &mut End, i: usize| b.node.multicast().join(eps[i], group(1), Caps::empty());
     let ids: Vec<_> = (0..4).map(|i| join(&mut b, i).unwrap()).collect();
     let post = |b: &mut End, i: usize| {
         b.ep = eps[i];
@@ -262,7 +268,7 @@ fn members_leave_while_messages_arrive() {
 #[test]
 fn a_full_port_is_waited_for() {
     let mut end = member(1, NodeSettings::default());
-    let at = end.node.mc_join(end.ep, group(1), Caps::empty()).unwrap();
+    let at = end.node.multicast().join(end.ep, group(1), Caps::empty()).unwrap();
     let mut posted = 0;
     while send(&mut end, &[posted], at.addr(), OpFlags::empty()).is_ok() {
         end.node.transmit(Instant(2), &mut |_: &TxFrame<'_>| Tx::Full);
@@ -307,15 +313,15 @@ fn numbered(number: u32, crc: bool, inc: u64, payload: &[u8]) -> Vec<u8> {
 #[test]
 fn a_flood_by_a_stranger_is_dropped() {
     let mut end = member(1, NodeSettings::default());
-    end.node.mc_join(end.ep, group(1), Caps::empty()).unwrap();
+    end.node.multicast().join(end.ep, group(1), Caps::empty()).unwrap();
     let peer = "barewire://02:00:00:00:00:09/3".parse().unwrap();
     let peer = end.node.sessions().av_insert(Instant(0), end.av, peer).unwrap();
     recv(&mut end, 4, peer, 1);
-    let before = end.node.levels();
+    let before = end.node.statistics().levels();
     let frame = |number| numbered(number, true, 5, b"flood");
     give(&mut end, &(0..1000).map(frame).collect::<Vec<_>>());
     assert_eq!(counted(&end), [0, 0, 1000, 0]);
-    assert_eq!(end.node.levels(), before);
+    assert_eq!(end.node.statistics().levels(), before);
     assert!(sent(&mut end).is_empty() && read(&mut end).is_empty());
     recv(&mut end, 4, FI_ADDR_UNSPEC, 2);
     // A copy of the last one is none more.
@@ -334,8 +340,8 @@ fn damaged_frames_are_counted() {
     for crc in [true, false] {
         let settings = NodeSettings { crc: Some(crc), ..NodeSettings::default() };
         let mut end = member(1, settings);
-        end.node.mc_join(end.ep, group(1), Caps::empty()).unwrap();
-        let before = end.node.levels();
+        end.node.multicast().join(end.ep, group(1), Caps::empty()).unwrap();
+        let before = end.node.statistics().levels();
         let good = forged(crc, 5, b"payload");
         for len in 0..good.len() {
             give(&mut end, &[good[..len].to_vec()]);
@@ -345,7 +351,7 @@ fn damaged_frames_are_counted() {
             bytes[bit / 8] ^= 1 << (bit % 8);
             give(&mut end, &[bytes]);
         }
-        assert_eq!(end.node.levels(), before);
+        assert_eq!(end.node.statistics().levels(), before);
         assert!(sent(&mut end).len() <= 256, "answers to strangers are limited");
         if crc {
             let stations = counted(&end)[2];
@@ -362,7 +368,7 @@ fn damaged_frames_are_counted() {
 fn strangers_are_refused_where_peers_are_inserted() {
     let settings = NodeSettings { inserted: true, ..NodeSettings::default() };
     let mut end = member(1, settings);
-    end.node.mc_join(end.ep, group(1), Caps::empty()).unwrap();
+    end.node.multicast().join(end.ep, group(1), Caps::empty()).unwrap();
     recv(&mut end, 8, FI_ADDR_UNSPEC, 1);
     let frame = forged(true, 5, b"hi");
     give(&mut end, std::slice::from_ref(&frame));
@@ -384,7 +390,7 @@ fn a_node_with_a_key_has_no_groups() {
     let key = PreSharedKey::with_key_frames(&[7; 32], Mode::Encrypted, 5).unwrap();
     let keys = Keyring::new(vec![key], [1; 32]);
     let mut end = member(1, NodeSettings { keys, ..NodeSettings::default() });
-    let joined = end.node.mc_join(end.ep, group(1), Caps::empty());
+    let joined = end.node.multicast().join(end.ep, group(1), Caps::empty());
     assert!(matches!(joined, Err(Error::OpNotSupp(_))), "{joined:?}");
     recv(&mut end, 8, FI_ADDR_UNSPEC, 1);
     give(&mut end, &[forged(false, 5, b"hi"), forged(true, 5, b"hi")]);

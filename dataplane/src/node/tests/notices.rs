@@ -64,7 +64,8 @@ fn causes_are_told_apart() {
     pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 3).unwrap();
     pair.run(1_000_000);
     let end = &mut pair.ends[0];
-    let other = EpAddr { incarnation: 4711, ..end.node.av_lookup(end.av, end.peer).unwrap() };
+    let other =
+        EpAddr { incarnation: 4711, ..end.node.objects().av_lookup(end.av, end.peer).unwrap() };
     end.node.sessions().av_insert(pair.now, end.av, other).unwrap();
     assert_eq!(ended(end).reason, EndReason::Superseded);
     pair.run(1_000_000);

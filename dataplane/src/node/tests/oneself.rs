@@ -65,7 +65,7 @@ fn the_record_of_a_node_itself_is_forgotten_without_a_trace() {
     }
     node.sessions().peer_of(now, others.next().unwrap(), tenant, 8).unwrap();
     let known = node.by_station.get(&node.peers, own, tenant);
-    assert_eq!((known, node.levels().blocks_lost), (None, 0));
+    assert_eq!((known, node.statistics().levels().blocks_lost), (None, 0));
 }
 
 /// Operations of the first end on itself, and how often each was told.
@@ -158,7 +158,7 @@ fn what_goes_wrong_with_oneself_is_told_once() {
 
 /// Nothing is under way, and no credit is missing.
 fn assert_nothing_left(node: &Node, round: usize) {
-    let levels = Levels { timers: 0, ..node.levels() };
+    let levels = Levels { timers: 0, ..node.statistics().levels() };
     assert_eq!(levels, Levels { peers: 2, ..Levels::default() }, "round {round}");
     for (_, peer) in node.peers.iter() {
         let awaited = (peer.answers, peer.reads, peer.responses, peer.long_answers);

@@ -186,7 +186,7 @@ fn each_message_of_a_packet_is_canceled_with_its_endpoint() {
         assert!(pair.ends[0].node.receiving().cq_readerr(pair.ends[0].cq).is_err());
         assert_eq!(credits(&pair), if leaves { before - 5 } else { before });
         pair.run(600_000_000);
-        let levels = pair.ends[0].node.levels();
+        let levels = pair.ends[0].node.statistics().levels();
         assert_eq!(levels, Levels { peers: 1, timers: levels.timers, ..Levels::default() });
     }
 }
@@ -247,7 +247,7 @@ fn each_message_of_a_packet_learns_that_the_peer_is_dead() {
         let err = pair.read_err(0);
         assert_eq!((err.err, err.cqe.op_context), (Error::HostUnreach, n));
     }
-    let levels = pair.ends[0].node.levels();
+    let levels = pair.ends[0].node.statistics().levels();
     assert_eq!(levels, Levels { peers: 1, timers: levels.timers, ..Levels::default() });
 }
 
@@ -266,7 +266,7 @@ fn each_message_of_a_refused_packet_fails() {
         let err = pair.read_err(0);
         assert_eq!((err.err, err.cqe.op_context), (Error::ConnRefused, n));
     }
-    assert_eq!(pair.ends[0].node.levels().packs, 0);
+    assert_eq!(pair.ends[0].node.statistics().levels().packs, 0);
 }
 
 /// Goal: a message looks for a packet to share if it says that more follow, or if one is open.

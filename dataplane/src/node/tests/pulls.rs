@@ -97,7 +97,7 @@ fn what_ends_half_way_in_a_multi_receive_names_nobody() {
         let mut pair = Pair::new(1500, lossless);
         pair.recv(1, IoBuf::leaked(&[0; 400_000]), u64::MAX, OpFlags::MULTI_RECV, 1).unwrap();
         pair.send(0, IoBuf::leaked(&bytes(300_000)), u64::MAX, OpFlags::empty(), 2).unwrap();
-        while pair.ends[1].node.levels().pull_bytes == 0 {
+        while pair.ends[1].node.statistics().levels().pull_bytes == 0 {
             pair.run(5_000);
         }
         let (now, station) = (pair.now, pair.ends[0].node.port.station);

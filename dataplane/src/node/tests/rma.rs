@@ -914,7 +914,7 @@ fn operations_of_the_short_way_end_with_their_endpoint_or_peer() {
         assert_eq!(outcomes, (0..9).map(|c| (c, Some(err))).collect::<Vec<_>>());
         pair.run(600_000_000);
         let node = &pair.ends[0].node;
-        assert_eq!((node.levels().tx, node.fast_ops.iter().count()), (0, 0));
+        assert_eq!((node.statistics().levels().tx, node.fast_ops.iter().count()), (0, 0));
         if !dies {
             pair.assert_quiet();
         }

@@ -302,7 +302,7 @@ fn nothing_is_left_of_any_mix_of_receives() {
         it.awaited.retain(|context, _| !it.of_srx.contains(context));
         assert!(it.awaited.is_empty(), "seed {seed}: not told {:?}", it.awaited);
         for end in &it.pair.ends {
-            let levels = Levels { timers: 0, ..end.node.levels() };
+            let levels = Levels { timers: 0, ..end.node.statistics().levels() };
             assert_eq!(levels, Levels { peers: 1, ..Levels::default() }, "seed {seed}");
             assert!(end.node.reassemblies.is_empty(), "seed {seed}");
         }

@@ -44,7 +44,7 @@ fn only_who_names_the_incarnation_gets_a_session() {
     let mine = node.settings().incarnation;
     for (target, count) in [(0, 1), (mine + 1, 1), (0, 2)] {
         assert_eq!(kinds(&say(&mut node, 0, &open(target))), [Ty::Rst], "target {target}");
-        assert_eq!((node.counters().rx_unnamed, node.levels().peers), (count, 0));
+        assert_eq!((node.counters().rx_unnamed, node.statistics().levels().peers), (count, 0));
     }
     assert_eq!(kinds(&say(&mut node, 0, &open(mine))), [Ty::Open]);
     let mut named = end_with(1, 1500, false, strict()).node;
@@ -181,7 +181,7 @@ fn only_inserted_peers_reach_an_endpoint_or_a_region() {
         let region = pair.region(1, 64, ALL);
         let rma = || RmaList::one(0, 8, region.key);
         let (theirs, av) = (pair.ends[1].peer, pair.ends[1].av);
-        let from = pair.ends[1].node.av_lookup(av, theirs).unwrap();
+        let from = pair.ends[1].node.objects().av_lookup(av, theirs).unwrap();
         for known in [false, true, false] {
             let (now, node) = (pair.now, &mut pair.ends[1].node);
             if known {
@@ -253,7 +253,11 @@ fn what_a_flood_of_opens_takes_is_bounded() {
         let limited = u64::from(ms * (PER_MS - LOOKED_AT));
         assert_eq!(counters.rx_open_limited, limited);
         assert_eq!(counters.tx_challenges, u64::from((ms - 1) * LOOKED_AT));
-        assert_eq!(node.levels().peers, LOOKED_AT as usize, "only the first made sessions");
+        assert_eq!(
+            node.statistics().levels().peers,
+            LOOKED_AT as usize,
+            "only the first made sessions"
+        );
     }
 }
 
@@ -272,7 +276,7 @@ fn data_that_waits_for_room_names_nobody_who_has_no_name() {
         pair.write(&[7; 8], rma, OpFlags::REMOTE_CQ_DATA, 3).unwrap();
         pair.run(3_000_000);
         let End { node, ep, cq, av, peer, .. } = &mut pair.ends[1];
-        assert_eq!((node.cqs.ready(*cq), node.levels().late), (Ok(0), 1));
+        assert_eq!((node.cqs.ready(*cq), node.statistics().levels().late), (Ok(0), 1));
         if !known {
             node.objects().av_remove(*av, *peer).unwrap();
         }
@@ -319,7 +323,7 @@ fn an_answer_to_nobody_displaces_nobody() {
         node.transmit(now, &mut sink(&mut out));
         assert!(kinds(out.make_contiguous()).contains(&Ty::Rst));
     }
-    assert_eq!((live(&node), node.levels().peers), (PEERS as usize, PEERS as usize));
+    assert_eq!((live(&node), node.statistics().levels().peers), (PEERS as usize, PEERS as usize));
 }
 
 /// Goal: a message has the source that names the life of the peer which sent it. Method: two

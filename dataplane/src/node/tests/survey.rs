@@ -188,7 +188,7 @@ fn a_survey_shows_the_levels() {
         }
     };
     assert_eq!((shown.tx, shown.posted), (3, 3));
-    assert_eq!(shown, node.levels());
+    assert_eq!(shown, node.statistics().levels());
 }
 
 /// Goal: an endpoint's messages that nobody has taken are counted, of both kinds.

@@ -148,7 +148,8 @@ fn a_flood_of_forged_names_changes_nothing() {
     let node = &mut pair.ends[0].node;
     let q = node.control().ask_who(None, &[HOST], 7).unwrap();
     said(node, 4_000_000);
-    let (sessions, levels, me) = (node.session_infos().count(), node.levels(), node.port.station);
+    let (sessions, levels, me) =
+        (node.statistics().session_infos().count(), node.statistics().levels(), node.port.station);
     let mut answers = 0;
     for n in 0..100_000_u64 {
         let (src, dst) = (10 + (n % 200) as u8, [me, Station::BROADCAST][n as usize % 2]);
@@ -159,7 +160,10 @@ fn a_flood_of_forged_names_changes_nothing() {
         // A hundred in a millisecond.
         answers += say(node, 5_000_000 + n * 10_000, (src, dst), op).len();
     }
-    assert_eq!((node.session_infos().count(), node.levels()), (sessions, levels));
+    assert_eq!(
+        (node.statistics().session_infos().count(), node.statistics().levels()),
+        (sessions, levels)
+    );
     assert_eq!(node.names.answers_to(q), []);
     let twice = std::iter::from_fn(|| node.observed.notice());
     let twice = twice.filter(|n| matches!(n, Notice::NameTwice { service: 7471, .. })).count();
