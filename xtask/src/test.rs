@@ -401,8 +401,11 @@ fn unit(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     Ok(outcome)
 }
 
-/// Runs the driver's test of a hostile user behind a switch under valgrind, in a small size: one
-/// check. `selected` is the package selection of the previous build.
+/// The driver's test of a hostile user behind a switch.
+const HOSTILE: &str = "a_hostile_process_harms_no_other_user";
+
+/// Runs [`HOSTILE`] under valgrind, in a small size: one check. `selected` is the package selection
+/// of the previous build.
 fn hostile_under_valgrind(suite: Suite, selected: &[&str]) -> Result<Outcome, String> {
     if !packages::in_path(packages::VALGRIND.program) {
         let mend = "a hostile user under valgrind: sudo apt-get install -y valgrind";
@@ -416,7 +419,7 @@ fn hostile_under_valgrind(suite: Suite, selected: &[&str]) -> Result<Outcome, St
         return Ok(Outcome::single(false, "the driver's tests were not built".to_owned()));
     };
     let mut command = Command::new(packages::VALGRIND.program);
-    command.args(["--error-exitcode=9", &program, "a_liar"]).env("BAREWIRE_ROUNDS", "4");
+    command.args(["--error-exitcode=9", &program, HOSTILE]).env("BAREWIRE_ROUNDS", "4");
     let ended = start(suite, true, &mut command)?;
     let ran = read_tests(&ended.output).counts;
     let ok = ended.ok && ran.passed > 0 && ran.failed == 0;
@@ -601,6 +604,9 @@ const NEAR_BESIDE_FAR: &str = "udp:127.0.0.1,near=yes udp:127.0.0.1,near=yes udp
 /// Ports of a far pair, and a third that is near to the first.
 const FAR_BESIDE_NEAR: &str = "udp:127.0.0.1,near=yes udp:127.0.0.1,near=no udp:127.0.0.1,near=yes";
 
+/// The clause that is not run over [`NEAR_BESIDE_FAR`].
+const SKIPPED_NEAR: &str = "a_death_is_told_in_time_whatever_the_polling";
+
 /// Lets a network namespace reach itself.
 const UP: &str = "ip link set lo up";
 
@@ -652,7 +658,7 @@ fn in_namespaces(suite: Suite, nightly: bool, unshare: &str) -> Result<Outcome, 
         let mut args = vec!["--config", runner, "--test", "conformance"];
         if is_near {
             // The test has its own ports, and its peers die within 300 ms: two losses can suffice.
-            args.extend(["--", "--skip", "a_death_is_told_in_time_whatever_the_polling"]);
+            args.extend(["--", "--skip", SKIPPED_NEAR]);
         }
         // Near ports share a segment, which a joining test locks for some milliseconds.
         let threads = is_near.then_some((THREADS, "1"));
@@ -1131,6 +1137,20 @@ mod tests {
         assert_eq!(run("ok. 1 passed; 0 failed; 0 ignored", true).counts.failed, 0);
         assert_eq!(run("ok. 0 passed; 0 failed; 1 ignored", true).counts.failed, 0);
         assert_eq!(run("FAILED. 0 passed; 1 failed; 0 ignored", false).counts.failed, 1);
+    }
+
+    /// Goal: tests that only long runs select by name exist, so that a renaming shows by day.
+    #[test]
+    fn tests_that_are_selected_by_name_exist() {
+        for (file, test) in [
+            ("driver/src/backend/switch/tests/hostile.rs", HOSTILE),
+            ("tests/conformance/execution.rs", SKIPPED_NEAR),
+            ("tests/conformance/msg.rs", "mf5"),
+            ("tests/sim/stages/planted.rs", "planted_bugs"),
+        ] {
+            let text = std::fs::read_to_string(root().join(file)).unwrap();
+            assert!(text.contains(&format!("fn {test}")), "{file}: {test}");
+        }
     }
 
     #[test]
