@@ -262,12 +262,28 @@ pub const VARIABLES: &[(&str, &str, &str)] = &[
 ];
 
 impl Settings {
-    /// Reads the environment variables. A variable that is unset or empty keeps its default.
+    /// Reads the environment variables. A variable that is unset or empty keeps its default, with
+    /// the exceptions of [`is_unset`](Self::is_unset).
     ///
     /// # Errors
     /// [`BadSetting`]: of the first invalid variable.
     pub fn from_env() -> Result<Self, BadSetting> {
         Self::parse(|name| std::env::var_os(name).map(|v| v.to_string_lossy().into_owned()))
+    }
+
+    /// Whether a variable of this name and value counts as unset: its value is empty or blank. The
+    /// variables of keys, certificates and peers never do: a domain refuses to open with an empty
+    /// one, since a restriction was intended.
+    #[must_use]
+    pub fn is_unset(name: &str, value: &str) -> bool {
+        const NEVER: [&str; 5] = [
+            "BAREWIRE_KEY_FILE",
+            "BAREWIRE_CERT_FILE",
+            "BAREWIRE_CERT_KEY_FILE",
+            "BAREWIRE_ROOTS_FILE",
+            "BAREWIRE_PEER_IDS",
+        ];
+        value.trim().is_empty() && !NEVER.contains(&name)
     }
 
     /// Reads settings from `lookup`, which knows variables by name.

@@ -124,13 +124,24 @@ pub(crate) fn name_set() -> Result<KnownAs, BadSetting> {
 }
 
 fn variable(name: &str) -> Option<String> {
-    let var = |name: &str| std::env::var_os(name).map(|v| v.to_string_lossy().into_owned());
-    var(&format!("FI_{name}")).or_else(|| var(name))
+    resolve(name, env).map(|(_, value)| value)
+}
+
+fn env(variable: &str) -> Option<String> {
+    std::env::var_os(variable).map(|v| v.to_string_lossy().into_owned())
+}
+
+/// The variable that sets `name`, with its value: `FI_name`, or `name` if that one is unset.
+fn resolve(name: &str, env: impl Fn(&str) -> Option<String>) -> Option<(String, String)> {
+    [format!("FI_{name}"), name.to_owned()].into_iter().find_map(|variable| {
+        let value = env(&variable).filter(|value| !Settings::is_unset(name, value))?;
+        Some((variable, value))
+    })
 }
 
 /// The line of a bad setting, which begins with the variable that was read.
 pub(crate) fn line_of(e: &BadSetting) -> String {
-    let is_fi = std::env::var_os(format!("FI_{}", e.name)).is_some();
+    let is_fi = resolve(e.name, env).is_some_and(|(variable, _)| variable != e.name);
     format!("{}{e}", if is_fi { "FI_" } else { "" })
 }
 
@@ -176,4 +187,38 @@ pub(crate) fn log(level: c_int, line: &str) {
     let (file, format) = (c"barewire".as_ptr(), c"%s\n".as_ptr());
     // SAFETY: the provider's record is static, and the line is an argument of the format.
     unsafe { log(crate::provider(), level, FI_LOG_CORE, file, 0, format, line.as_ptr()) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: an empty variable of the provider does not hide the common one, except where an empty
+    /// value is refused.
+    #[test]
+    fn an_empty_variable_does_not_hide_the_common_one() {
+        let read = |name: &str, fi: Option<&str>, common: Option<&str>| {
+            let env = |variable: &str| if variable == name { common } else { fi };
+            resolve(name, |variable| env(variable).map(str::to_owned))
+        };
+        let is = |name: &str, value: &str| Some((name.to_owned(), value.to_owned()));
+        let (port, fi_port) = ("BAREWIRE_PORT", "FI_BAREWIRE_PORT");
+        assert_eq!(read(port, Some("shm:a"), Some("shm:b")), is(fi_port, "shm:a"));
+        for empty in ["", " "] {
+            assert_eq!(read(port, Some(empty), Some("shm:b")), is(port, "shm:b"));
+            assert_eq!(read(port, Some(empty), Some(empty)), None);
+            assert_eq!(read(port, Some("shm:a"), Some(empty)), is(fi_port, "shm:a"));
+        }
+        for name in [
+            "BAREWIRE_KEY_FILE",
+            "BAREWIRE_CERT_FILE",
+            "BAREWIRE_CERT_KEY_FILE",
+            "BAREWIRE_ROOTS_FILE",
+            "BAREWIRE_PEER_IDS",
+        ] {
+            assert_eq!(read(name, Some(""), Some("/run/x")), is(&format!("FI_{name}"), ""));
+            assert_eq!(read(name, None, Some("")), is(name, ""));
+            assert_eq!(read(name, None, None), None);
+        }
+    }
 }
