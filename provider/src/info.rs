@@ -16,6 +16,7 @@ use barewire::{
 use crate::abi::*;
 use crate::addr::{self, Form, ParsedAddr};
 use crate::mem::{copy, copy_text, free, zeroed};
+use crate::object::class_of;
 use crate::{guard, host, known_as, log, nic};
 
 /// Flags of `fi_getinfo` for providers; others are the library's own.
@@ -161,6 +162,8 @@ fn build_answers(ask: &GetinfoCall<'_>, settings: &Settings) -> Result<*mut FiIn
         host::warn_on_stderr(&why.to_string());
     }
     let found = barewire::getinfo_with(settings, version, None, None, flags, hinted)?;
+    // SAFETY: libfabric's hints are whole, and their handle is NULL or one of its objects.
+    let handle = ask.hints.map_or(std::ptr::null_mut(), |hints| unsafe { passive_handle(hints) });
     let mut list = std::ptr::null_mut();
     for mut info in found.into_iter().rev() {
         if ask.hints.is_none() {
@@ -173,10 +176,21 @@ fn build_answers(ask: &GetinfoCall<'_>, settings: &Settings) -> Result<*mut FiIn
             return Err(Error::NoMem);
         };
         // SAFETY: a fresh structure of ours.
-        unsafe { (*one).next = list };
+        unsafe { ((*one).next, (*one).handle) = (list, handle) };
         list = one;
     }
     Ok(list)
+}
+
+/// The handle of the hints if it is a passive endpoint, which is then the handle of every answer;
+/// otherwise NULL.
+///
+/// # Safety
+/// The handle is NULL or an object of libfabric's.
+unsafe fn passive_handle(hints: &FiInfo) -> *mut Fid {
+    // SAFETY: the caller's promise.
+    let class = unsafe { class_of(hints.handle) };
+    if class == Ok(FI_CLASS_PEP) { hints.handle } else { std::ptr::null_mut() }
 }
 
 /// How a port resolves host and service; of the default port if none is named.

@@ -248,7 +248,8 @@ unsafe fn bytes<'a>(at: *const c_void, len: usize) -> &'a [u8] {
     unsafe { std::slice::from_raw_parts(at.cast(), len) }
 }
 
-/// The request that a `fi_info.handle` names, if it is not NULL.
+/// The request that a `fi_info.handle` names; `None` for NULL and for a passive endpoint, which
+/// `fi_getinfo` copies from its hints.
 ///
 /// # Errors
 /// [`Error::Invalid`]: the handle is another object. [`Error::BadFd`]: the request was already
@@ -264,6 +265,7 @@ pub(crate) unsafe fn request_of(handle: *mut Fid) -> Result<Option<ConnRequest>>
     unsafe {
         match class_of(handle)? {
             FI_CLASS_CONNREQ => RequestObject::of(handle).cloned().map(Some),
+            FI_CLASS_PEP => Ok(None),
             FI_CLASS_UNSPEC => Err(Error::BadFd),
             _ => Err(Error::Invalid("handle: not a connection request")),
         }

@@ -165,6 +165,34 @@ static void vectors(void)
 	must("close", fi_close(&other->fid));
 }
 
+/* A passive endpoint in the hints is the handle of every answer, and an endpoint opens with such an
+ * answer. Other objects are not copied. */
+static void handles(struct fid_pep *pep)
+{
+	struct fi_info *hints = fi_allocinfo(), *found = NULL, *one;
+	struct fid_domain *other;
+	struct fid_ep *active;
+
+	hints->caps = FI_MSG;
+	hints->ep_attr->type = FI_EP_MSG;
+	hints->fabric_attr->prov_name = strdup("barewire");
+	hints->handle = &pep->fid;
+	must("fi_getinfo", fi_getinfo(fi_version(), NULL, NULL, 0, hints, &found));
+	for (one = found; one; one = one->next)
+		expect("the handle of a passive endpoint", one->handle == &pep->fid, 1);
+	must("fi_domain", fi_domain(fabric, found, &other, NULL));
+	must("fi_endpoint", fi_endpoint(other, found, &active, NULL));
+	expect("fi_accept of no request", fi_accept(active, NULL, 0), -FI_EOPBADSTATE);
+	must("close", fi_close(&active->fid));
+	must("close", fi_close(&other->fid));
+	fi_freeinfo(found);
+	hints->handle = &domain->fid;
+	must("fi_getinfo", fi_getinfo(fi_version(), NULL, NULL, 0, hints, &found));
+	expect("another handle", found->handle == NULL, 1);
+	fi_freeinfo(found);
+	fi_freeinfo(hints);
+}
+
 static void listeners(void)
 {
 	struct fi_info *msg = ask(fi_version(), FI_EP_MSG);
@@ -176,6 +204,7 @@ static void listeners(void)
 	backlog = -1;
 	expect("a negative one", fi_control(&pep->fid, FI_BACKLOG, &backlog), -FI_EINVAL);
 	expect("no backlog", fi_control(&pep->fid, FI_BACKLOG, NULL), -FI_EINVAL);
+	handles(pep);
 	must("close", fi_close(&pep->fid));
 	fi_freeinfo(msg);
 }
