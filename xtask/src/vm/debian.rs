@@ -31,12 +31,12 @@ pub(super) fn unpacked<T>(
     if let Some(found) = find(&root) {
         return Ok(found);
     }
-    for old in [&fresh, &root] {
-        // Left by a killed run, or by another release; it may not exist.
-        let _ = std::fs::remove_dir_all(old);
-    }
+    // Left by a killed run; it may not exist.
+    let _ = std::fs::remove_dir_all(&fresh);
     std::fs::create_dir_all(&fresh).map_err(failed)?;
     fill(&fresh)?;
+    // Of another release or outdated; it may not exist.
+    let _ = std::fs::remove_dir_all(&root);
     // The final name appears only when the files are complete.
     std::fs::rename(&fresh, &root).map_err(failed)?;
     find(&root).ok_or_else(|| NotHere(format!("{} is not what was wanted", root.display())))

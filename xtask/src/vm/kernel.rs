@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::NotHere;
 use super::debian::{self, entries, name_of, quiet};
@@ -28,6 +29,22 @@ impl Flavour {
         }
     }
 
+    /// Suite of Debian, unless it is that of this system.
+    fn suite(self) -> Option<&'static str> {
+        match self {
+            Self::Cloud | Self::Full => None,
+            Self::Newest => Some(NEWEST),
+        }
+    }
+
+    /// Options of apt for the suite, with its lists below `root`.
+    ///
+    /// # Errors
+    /// [`NotHere`]: the archive has no such suite, or cannot be reached.
+    fn options(self, root: &Path) -> Result<Vec<String>, NotHere> {
+        self.suite().map_or(Ok(Vec::new()), |suite| debian::lists(root, suite))
+    }
+
     /// Folder of the unpacked packages.
     fn dir(self) -> PathBuf {
         let vm = target_dir().join("vm");
@@ -44,6 +61,9 @@ const SHELL: &str = "busybox-static";
 /// Suite of [`Flavour::Newest`].
 const NEWEST: &str = "trixie-backports";
 
+/// How long an unpacked kernel is used without asking apt whether it is the current one.
+const CHECK_PERIOD: Duration = Duration::from_secs(24 * 3600);
+
 /// The boot files of a guest.
 pub(crate) struct Kernel {
     /// The compressed image.
@@ -54,21 +74,36 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
-    /// Finds the unpacked packages, or fetches them.
+    /// Finds the unpacked packages, or fetches them. Packages of another kernel than Debian's
+    /// current one are replaced; apt is asked once in [`CHECK_PERIOD`].
     ///
     /// # Errors
     /// [`NotHere`] if they are neither here nor available from Debian.
     pub(crate) fn provide(flavour: Flavour) -> Result<Self, NotHere> {
-        debian::unpacked(&flavour.dir(), Self::find, |root| {
-            let options = match flavour {
-                Flavour::Cloud | Flavour::Full => Vec::new(),
-                Flavour::Newest => debian::lists(root, NEWEST)?,
+        let dir = flavour.dir();
+        let mark = Mark {
+            path: dir.join("checked"),
+            recipe: format!("{} {}", flavour.package(), flavour.suite().unwrap_or_default()),
+        };
+        let find = |root: &Path| {
+            let found = Self::find(root)?;
+            let offered = || {
+                let packages = flavour.options(&dir).and_then(|o| parts(flavour.package(), &o));
+                debian::forget_lists(&dir);
+                packages
             };
+            mark.is_current(name_of(&found.modules), offered).then_some(found)
+        };
+        debian::unpacked(&dir, find, |root| {
+            let options = flavour.options(root)?;
             debian::fetch(root, SHELL, &[])?;
             parts(flavour.package(), &options)?
                 .iter()
                 .try_for_each(|package| debian::fetch(root, package, &options))?;
             debian::forget_lists(root);
+            if let Some(fetched) = Self::find(root) {
+                mark.set(name_of(&fetched.modules));
+            }
             Ok(())
         })
     }
@@ -171,6 +206,47 @@ fn parts(package: &str, options: &[String]) -> Result<Vec<String>, NotHere> {
     Ok(parts)
 }
 
+/// A file that tells which kernel was the current one, and when apt was asked.
+struct Mark {
+    path: PathBuf,
+    /// Package and suite of the kernel.
+    recipe: String,
+}
+
+impl Mark {
+    /// Whether an unpacked kernel of this `version` is the one that is `offered`, a list of
+    /// packages. The answer holds for [`CHECK_PERIOD`]. Without an answer the kernel is current.
+    fn is_current(
+        &self,
+        version: &str,
+        offered: impl FnOnce() -> Result<Vec<String>, NotHere>,
+    ) -> bool {
+        let asked = std::fs::metadata(&self.path).and_then(|file| file.modified()).ok();
+        let is_recent = asked.is_some_and(|at| at.elapsed().is_ok_and(|age| age < CHECK_PERIOD));
+        let text = std::fs::read_to_string(&self.path);
+        if is_recent && text.is_ok_and(|text| text == self.text(version)) {
+            return true;
+        }
+        let packages = offered().unwrap_or_default();
+        let is_current = packages.iter().all(|name| name.ends_with(&format!("-{version}")));
+        if is_current {
+            self.set(version);
+        } else {
+            println!("the kernel {version} is outdated: {}", packages.join(" "));
+        }
+        is_current
+    }
+
+    fn set(&self, version: &str) {
+        // If it cannot be written, apt is asked again.
+        let _ = std::fs::write(&self.path, self.text(version));
+    }
+
+    fn text(&self, version: &str) -> String {
+        format!("{} {version}\n", self.recipe)
+    }
+}
+
 /// A kernel's packages in the output of `apt-cache depends`.
 fn parts_in(listed: &str) -> Vec<String> {
     let names = listed.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
@@ -222,6 +298,30 @@ mod tests {
         assert_eq!(names, ["vfio.ko", "vfio-core.ko", "vfio-pci.ko"]);
         assert!(kernel.modules(&["nvme"]).is_err_and(|e| e.0.contains("nvme")));
         std::fs::remove_dir_all(dir).unwrap();
+    }
+
+    /// Goal: a kernel that Debian has replaced is fetched anew, apt is asked once in a while, and a
+    /// kernel stays in use without apt.
+    #[test]
+    fn an_outdated_kernel_is_noticed() {
+        let path = std::env::temp_dir().join(format!("xtask-checked-{}", std::process::id()));
+        let mark = |recipe: &str| Mark { path: path.clone(), recipe: recipe.to_owned() };
+        let (mark, other) = (mark("a"), mark("b"));
+        let unasked = || panic!("apt is asked again");
+        let offer = |version: &str| {
+            let parts = ["base", "image"].map(|part| format!("linux-{part}-{version}"));
+            move || Ok(parts.to_vec())
+        };
+        assert!(!mark.is_current("7.3.4+deb13-amd64", offer("7.3.5+deb13-amd64")));
+        assert!(mark.is_current("7.3.4-amd64", || Err(NotHere("offline".to_owned()))));
+        assert!(mark.is_current("7.3.5-amd64", offer("7.3.5-amd64")));
+        assert!(mark.is_current("7.3.5-amd64", unasked));
+        assert!(!other.is_current("7.3.5-amd64", offer("7.3.6-amd64")));
+        assert!(!mark.is_current("7.3.4-amd64", offer("7.3.5-amd64")));
+        let old = std::time::SystemTime::now() - 2 * CHECK_PERIOD;
+        std::fs::File::options().write(true).open(&path).unwrap().set_modified(old).unwrap();
+        assert!(!mark.is_current("7.3.5-amd64", offer("7.3.6-amd64")));
+        std::fs::remove_file(path).unwrap();
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! `cargo xtask vm`: runs a command in a small virtual machine with an IOMMU and two NICs.
 //!
 //! QEMU emulates the processor, so neither KVM nor root nor a network is needed. The guest is
-//! Debian's kernel for virtual machines and a static busybox, fetched once to `target/vm`; only
-//! QEMU itself is installed. A device that the installed QEMU does not have comes from a later one.
+//! Debian's kernel for virtual machines and a static busybox, fetched to `target/vm`, and anew when
+//! Debian has a later kernel; only QEMU itself is installed. A device that the installed QEMU does
+//! not have comes from a later one.
 
 mod cpio;
 mod debian;
