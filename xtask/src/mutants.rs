@@ -164,6 +164,9 @@ fn project() -> Result<Files, String> {
     let mut git = Command::new("git");
     git.args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]);
     let out = git.current_dir(root()).output().map_err(|why| format!("git: {why}"))?;
+    if !out.status.success() {
+        return Err(format!("git: {}", String::from_utf8_lossy(&out.stderr).trim_end()));
+    }
     let names = String::from_utf8_lossy(&out.stdout).into_owned();
     let names = names.split_terminator('\0');
     // A file that is deleted without being staged is listed too.
