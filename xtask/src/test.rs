@@ -322,8 +322,14 @@ fn run_suite(suite: Suite, nightly: bool, ci: bool) -> Result<Counts, String> {
     let mut outcome = match suite {
         Suite::Fmt => check(suite, nightly, &["fmt", "--all", "--check"], &[])?,
         Suite::Clippy => {
-            let args = ["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"];
-            check(suite, nightly, &args, &[])?
+            let lint = |what: &[&str]| {
+                let args = [&["clippy", "--all-targets"], what, &["--", "-D", "warnings"]].concat();
+                check(suite, nightly, &args, &[])
+            };
+            let mut outcome = lint(&["--workspace"])?;
+            // The simulator's planted bugs.
+            outcome.add(lint(&["--package", "barewire-dataplane", "--features", "plant"])?);
+            outcome
         }
         Suite::Doc => {
             let args = ["doc", "--workspace", "--no-deps", "--document-private-items"];
