@@ -8,7 +8,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-use crate::guard::{Closed, Errno, NoSys, StubReturn};
+use crate::stub::{Closed, Errno, NoSys, StubReturn};
 
 /// A type and where its members lie.
 #[cfg(test)]

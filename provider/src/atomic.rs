@@ -7,8 +7,8 @@ use barewire::raw::{IoVec, RawAtomic, RawEndpoint};
 use barewire::{AtomicKind, Datatype, Error, Remote, Result, RmaIov as OurIov, TypedOp};
 
 use crate::abi::*;
-use crate::ep::{EpObject, number};
-use crate::guard::{entries, int};
+use crate::ep::{EpObject, entries, number};
+use crate::guard::int;
 use crate::msg::given;
 use crate::rma::Ranges;
 

@@ -7,7 +7,6 @@ use barewire::{Cntr, CntrAttr as OurAttr, CntrEvents, Error, WaitObj};
 
 use crate::abi::*;
 use crate::domain::DomainObject;
-use crate::eq::wait_control;
 use crate::guard;
 use crate::object::{Object, fid};
 use crate::wait::{self, Membership};
@@ -92,7 +91,7 @@ unsafe extern "C" fn control(at: *mut Fid, command: c_int, arg: *mut c_void) -> 
         // SAFETY: the table belongs to counters, and the command says what `arg` is.
         unsafe {
             let cntr = CntrObject::of(at.cast())?;
-            wait_control(command, arg, cntr.wait_obj, || cntr.cntr.wait_fd())
+            wait::wait_control(command, arg, cntr.wait_obj, || cntr.cntr.wait_fd())
         }
     })
 }

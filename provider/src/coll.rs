@@ -9,8 +9,8 @@ use barewire::{AvSet, AvSetAttr as OurAttr, Error, FI_ADDR_NOTAVAIL, Mc, Result}
 use crate::abi::*;
 use crate::av::AvObject;
 use crate::domain::DomainObject;
-use crate::ep::{EpObject, number};
-use crate::guard::{self, entries};
+use crate::ep::{EpObject, entries, number};
+use crate::guard;
 use crate::mcast;
 use crate::object::{Object, fid};
 

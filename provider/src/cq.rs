@@ -11,7 +11,6 @@ use barewire::{CqAttr as OurAttr, CqFormat, Error, Result, WaitCond};
 use crate::abi::*;
 use crate::addr::{self, Form};
 use crate::domain::DomainObject;
-use crate::eq::wait_control;
 use crate::guard;
 use crate::object::{Object, fid};
 use crate::wait::{self, Membership};
@@ -145,7 +144,7 @@ unsafe extern "C" fn control(at: *mut Fid, command: c_int, arg: *mut c_void) -> 
         // SAFETY: the table belongs to queues, and the command says what `arg` is.
         unsafe {
             let cq = CqObject::of(at.cast())?;
-            wait_control(command, arg, cq.wait_obj, || cq.cq.wait_fd())
+            wait::wait_control(command, arg, cq.wait_obj, || cq.cq.wait_fd())
         }
     })
 }

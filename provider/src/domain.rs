@@ -12,7 +12,9 @@ use crate::addr::Form;
 use crate::eq::{BoundEqs, EqObject};
 use crate::fabric::FabricObject;
 use crate::object::{Object, class_of, fid};
-use crate::{av, cntr, coll, cq, ep, guard, host, info, log, mr, poll, sep, srx, stx, work};
+use crate::{
+    av, cntr, coll, cq, ep, guard, host, info, known_as, log, mr, poll, sep, srx, stx, work,
+};
 
 /// The object of a `struct fid_domain`.
 pub(crate) struct Domain {
@@ -64,7 +66,7 @@ pub(crate) unsafe extern "C" fn open(
         let (fabric, info) = unsafe { (FabricObject::of(fabric)?, info.as_ref()) };
         let info = info.ok_or(Error::Invalid("info: NULL"))?;
         log::start();
-        let mut settings = host::settings_or_warn()?;
+        let mut settings = known_as::settings_or_warn()?;
         // SAFETY: as above.
         let info::ParsedInfo { info: ours, form, .. } = unsafe {
             info::read(info, fabric.api_version, |port| info::names_on(port, &settings))?

@@ -65,6 +65,27 @@ impl Endpoint {
 
 pub(crate) type EpObject = Object<FidEp, Endpoint>;
 
+/// Defines functions of an endpoint's table, in C's calling convention: the arguments after the
+/// endpoint, and the call that they become.
+macro_rules! entries {
+    ($(
+        $(#[$attr:meta])*
+        $name:ident($($arg:ident: $ty:ty),* $(,)?) |$ep:ident| $call:expr;
+    )*) => {$(
+        $(#[$attr])*
+        unsafe extern "C" fn $name(at: *mut FidEp, $($arg: $ty),*) -> isize {
+            // SAFETY: the table belongs to endpoints, and what the arguments name is there and lent
+            // as the manual page of the call says, which is the promise of the raw API.
+            crate::guard::call(|| unsafe {
+                let $ep = &*crate::ep::EpObject::of(at)?.ep;
+                $call
+            })
+        }
+    )*};
+}
+
+pub(crate) use entries;
+
 static FID: FiOps = FiOps { close, bind, control, ..FiOps::STUB };
 
 static OPS: OpsEp = OpsEp { cancel, getopt, setopt, ..OpsEp::STUB };

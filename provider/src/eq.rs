@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use barewire::cm::CM_DATA_SIZE;
-use barewire::{ConnRequest, Eq, EqAttr as OurAttr, EqErr, Error, Result, WaitObj};
+use barewire::{ConnRequest, Eq, EqAttr as OurAttr, EqErr, Error, Result};
 
 use crate::abi::*;
 use crate::fabric::FabricObject;
@@ -55,43 +55,6 @@ impl EventQueue {
 static FID: FiOps = FiOps { close, control, ..FiOps::STUB };
 
 static OPS: OpsEq = OpsEq { read, readerr, write, sread, strerror, ..OpsEq::STUB };
-
-/// Converts `enum fi_wait_obj`.
-pub(crate) fn wait_obj(c: u32) -> Result<WaitObj> {
-    Ok(match c {
-        0 => WaitObj::None,
-        1 => WaitObj::Unspec,
-        2 => WaitObj::Set,
-        3 => WaitObj::Fd,
-        4 => WaitObj::MutexCond,
-        5 => WaitObj::Yield,
-        6 => WaitObj::PollFd,
-        _ => return Err(Error::NoSys),
-    })
-}
-
-/// Answers `FI_GETWAIT` and `FI_GETWAITOBJ`.
-///
-/// # Safety
-/// `arg` is what the command takes.
-pub(crate) unsafe fn wait_control(
-    command: c_int,
-    arg: *mut c_void,
-    wait_obj: u32,
-    fd: impl FnOnce() -> Result<c_int>,
-) -> Result<()> {
-    let value = match command {
-        FI_GETWAIT => fd()?,
-        FI_GETWAITOBJ => wait_obj as c_int,
-        _ => return Err(Error::NoSys),
-    };
-    if arg.is_null() {
-        return Err(Error::Invalid("arg: NULL"));
-    }
-    // SAFETY: both commands take a place for an `int`.
-    unsafe { *arg.cast::<c_int>() = value };
-    Ok(())
-}
 
 /// `fi_eq_open`.
 pub(crate) unsafe extern "C" fn open(
@@ -148,7 +111,7 @@ unsafe extern "C" fn control(at: *mut Fid, command: c_int, arg: *mut c_void) -> 
         // SAFETY: the table belongs to event queues, and the command says what `arg` is.
         unsafe {
             let eq = EqObject::of(at.cast())?;
-            wait_control(command, arg, eq.wait_obj, || eq.eq.wait_fd())
+            wait::wait_control(command, arg, eq.wait_obj, || eq.eq.wait_fd())
         }
     })
 }

@@ -11,7 +11,6 @@ use std::sync::{Once, OnceLock};
 use barewire::settings::{BadSetting, KnownAs, Settings, VARIABLES};
 
 use crate::abi::Provider;
-use crate::known_as;
 
 type Define =
     unsafe extern "C" fn(*const Provider, *const c_char, c_int, *const c_char, ...) -> c_int;
@@ -104,14 +103,12 @@ pub(crate) fn define_params(provider: *const Provider) {
     }
 }
 
-/// Settings from `FI_BAREWIRE_PORT` and its like, or `BAREWIRE_PORT` as everywhere else, and the
-/// port that goes with our name.
+/// Settings from `FI_BAREWIRE_PORT` and its like, or `BAREWIRE_PORT` as everywhere else.
 ///
 /// # Errors
 /// [`BadSetting`]: of the first invalid parameter.
 pub(crate) fn settings() -> Result<Settings, BadSetting> {
-    let read = Settings::parse(variable)?;
-    Ok(Settings { port: read.port.clone().or_else(known_as::usual_port), ..read })
+    Settings::parse(variable)
 }
 
 /// The provider name of the settings, even if others are invalid.
@@ -143,17 +140,6 @@ fn resolve(name: &str, env: impl Fn(&str) -> Option<String>) -> Option<(String, 
 pub(crate) fn line_of(e: &BadSetting) -> String {
     let is_fi = resolve(e.name, env).is_some_and(|(variable, _)| variable != e.name);
     format!("{}{e}", if is_fi { "FI_" } else { "" })
-}
-
-/// As [`settings`]; logs the error.
-///
-/// # Errors
-/// [`barewire::Error::Invalid`]: a parameter has an invalid value.
-pub(crate) fn settings_or_warn() -> barewire::Result<Settings> {
-    settings().map_err(|e| {
-        warn_on_stderr(&line_of(&e));
-        barewire::Error::Invalid("environment")
-    })
 }
 
 /// Writes a line to libfabric's log at level `warn`. If libfabric shows no warnings, which is its

@@ -69,7 +69,7 @@ pub(crate) unsafe extern "C" fn getinfo(
         // SAFETY: libfabric passes strings or NULL, and hints that it has made whole or NULL.
         let (node, service, hints) =
             unsafe { (guard::text(node)?, guard::text(service)?, hints.as_ref()) };
-        let settings = host::settings().map_err(|e| {
+        let settings = known_as::settings().map_err(|e| {
             host::warn_on_stderr(&host::line_of(&e));
             Error::NoData
         })?;
@@ -569,7 +569,7 @@ fn to_c(
     write_ep(ep, info, ask);
     write_domain(domain, &info.domain_attr, ask);
     let port = info.domain_attr.name.as_deref();
-    domain.name = copy_text(known_as::domain_name(port, interface, form).as_deref());
+    domain.name = copy_text(domain_name(port, interface, form).as_deref());
     domain.max_err_data = domain.max_err_data.max(form.len());
     write_fabric(fabric, &info.fabric_attr, ask.version);
     out.nic = nic::describe(info.domain_attr.name.as_deref().unwrap_or_default());
@@ -745,6 +745,22 @@ pub(crate) unsafe fn free_list(mut list: *mut FiInfo) {
             list = c.next;
         }
     }
+}
+
+/// The name of a domain in an answer: the interface that the program named by name or address, else
+/// the interface with the port's IP address.
+fn domain_name(port: Option<&str>, named: Option<&str>, form: Form) -> Option<String> {
+    let own = || match form {
+        Form::SockaddrIn(names) | Form::SockaddrIn6(names) if known_as::uses_ip_addresses() => {
+            interface_at(names.own_ip())
+        }
+        _ => None,
+    };
+    named
+        .map(str::to_owned)
+        .filter(|_| known_as::uses_ip_addresses())
+        .or_else(own)
+        .or_else(|| port.map(str::to_owned))
 }
 
 #[cfg(test)]

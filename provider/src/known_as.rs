@@ -11,10 +11,9 @@ use std::sync::OnceLock;
 
 use barewire::info::{PROTOCOL, PROV_NAME};
 use barewire::names::{has_address, interface_at};
-use barewire::settings::KnownAs;
+use barewire::settings::{BadSetting, KnownAs, Settings};
 
 use crate::abi::{EpAttr, FI_EP_MSG, FI_PROTO_RXM, FI_PROTO_SOCK_TCP, version};
-use crate::addr::Form;
 use crate::host;
 
 /// FI_PROTO_XNET, which headers before 1.17 do not name.
@@ -111,23 +110,23 @@ pub(crate) fn port_of(domain: &str) -> String {
     })
 }
 
-/// The default port, if it is not that of the crate.
-pub(crate) fn usual_port() -> Option<String> {
-    uses_ip_addresses().then(|| TCP_PORT.to_owned())
+/// Settings of the environment, and the port that goes with the name if they have none.
+///
+/// # Errors
+/// [`BadSetting`]: of the first invalid parameter.
+pub(crate) fn settings() -> Result<Settings, BadSetting> {
+    let read = host::settings()?;
+    let default = || uses_ip_addresses().then(|| TCP_PORT.to_owned());
+    Ok(Settings { port: read.port.clone().or_else(default), ..read })
 }
 
-/// The name of a domain in an answer: the interface that the program named by name or address, else
-/// the interface with the port's IP address.
-pub(crate) fn domain_name(port: Option<&str>, named: Option<&str>, form: Form) -> Option<String> {
-    let own = || match form {
-        Form::SockaddrIn(names) | Form::SockaddrIn6(names) if uses_ip_addresses() => {
-            interface_at(names.own_ip())
-        }
-        _ => None,
-    };
-    named
-        .map(str::to_owned)
-        .filter(|_| uses_ip_addresses())
-        .or_else(own)
-        .or_else(|| port.map(str::to_owned))
+/// As [`settings`]; logs the error.
+///
+/// # Errors
+/// [`barewire::Error::Invalid`]: a parameter has an invalid value.
+pub(crate) fn settings_or_warn() -> barewire::Result<Settings> {
+    settings().map_err(|e| {
+        host::warn_on_stderr(&host::line_of(&e));
+        barewire::Error::Invalid("environment")
+    })
 }

@@ -31,6 +31,7 @@ mod poll;
 mod rma;
 mod sep;
 mod srx;
+mod stub;
 mod stx;
 mod wait;
 mod work;

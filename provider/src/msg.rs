@@ -72,8 +72,8 @@ macro_rules! messages {
 
         use super::{MsgKind, get, given, list, one, put};
         use crate::abi::*;
-        use crate::ep::EpObject;
-        use crate::guard::{PANICKED, at_once, entries};
+        use crate::ep::{EpObject, entries};
+        use crate::guard::{PANICKED, at_once};
 
         const KIND: MsgKind = MsgKind::$kind;
 

@@ -13,7 +13,7 @@ use crate::ep::{Endpoint, EpObject};
 use crate::eq::{BoundEqs, EqObject};
 use crate::fabric::FabricObject;
 use crate::object::{Object, class_of, fid};
-use crate::{guard, host, info, log};
+use crate::{guard, host, info, known_as, log};
 
 /// The object of a `struct fid_pep`.
 pub(crate) struct Passive {
@@ -51,7 +51,7 @@ pub(crate) unsafe extern "C" fn open(
         let (fabric, info) = unsafe { (FabricObject::of(fabric)?, info.as_ref()) };
         let info = info.ok_or(Error::Invalid("info: NULL"))?;
         log::start();
-        let mut settings = host::settings_or_warn()?;
+        let mut settings = known_as::settings_or_warn()?;
         // SAFETY: as above.
         let info::ParsedInfo { info: mut ours, form, .. } = unsafe {
             info::read(info, fabric.api_version, |port| info::names_on(port, &settings))?

@@ -5,8 +5,7 @@ use barewire::raw::{IoVec, RawRma};
 use barewire::{Error, Remote, Result, RmaIov as OurIov};
 
 use crate::abi::*;
-use crate::ep::number;
-use crate::guard::entries;
+use crate::ep::{entries, number};
 use crate::msg::{given, list, one};
 
 /// The table.

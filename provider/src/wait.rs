@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use barewire::{Error, Result, WaitObj};
 
 use crate::abi::*;
-use crate::eq::{wait_control, wait_obj};
 use crate::fabric::{self, FabricObject};
 use crate::guard;
 use crate::object::{Object, fid};
@@ -44,6 +43,43 @@ pub(crate) type WaitObject = Object<FidWait, Arc<Set>>;
 static FID: FiOps = FiOps { close: close_set, control, ..FiOps::STUB };
 
 static OPS: OpsWait = OpsWait { wait, ..OpsWait::STUB };
+
+/// Converts `enum fi_wait_obj`.
+pub(crate) fn wait_obj(c: u32) -> Result<WaitObj> {
+    Ok(match c {
+        0 => WaitObj::None,
+        1 => WaitObj::Unspec,
+        2 => WaitObj::Set,
+        3 => WaitObj::Fd,
+        4 => WaitObj::MutexCond,
+        5 => WaitObj::Yield,
+        6 => WaitObj::PollFd,
+        _ => return Err(Error::NoSys),
+    })
+}
+
+/// Answers `FI_GETWAIT` and `FI_GETWAITOBJ`.
+///
+/// # Safety
+/// `arg` is what the command takes.
+pub(crate) unsafe fn wait_control(
+    command: c_int,
+    arg: *mut c_void,
+    wait_obj: u32,
+    fd: impl FnOnce() -> Result<c_int>,
+) -> Result<()> {
+    let value = match command {
+        FI_GETWAIT => fd()?,
+        FI_GETWAITOBJ => wait_obj as c_int,
+        _ => return Err(Error::NoSys),
+    };
+    if arg.is_null() {
+        return Err(Error::Invalid("arg: NULL"));
+    }
+    // SAFETY: both commands take a place for an `int`.
+    unsafe { *arg.cast::<c_int>() = value };
+    Ok(())
+}
 
 /// `fi_wait_open`.
 pub(crate) unsafe extern "C" fn open(
