@@ -256,9 +256,9 @@ fn groups(figure: &Figure, table: &Table, columns: &[(usize, &str)]) -> Option<S
         let y = TOP + group * n as f64;
         let middle = y + group / 2.0 - ROW / 4.0;
         picture = picture.add(text(name(&row[0]), LEFT - 8.0, middle + 4.0, "end"));
-        for (place, (column, _)) in columns.iter().enumerate() {
-            let (y, (least, most)) = (y + ROW * place as f64 + 4.0, value(row, *column)?);
-            let colour = COLOURS[place];
+        for (i, (column, _)) in columns.iter().enumerate() {
+            let (y, (least, most)) = (y + ROW * i as f64 + 4.0, value(row, *column)?);
+            let colour = COLOURS[i];
             let pale = bar(axis.at(least), y, axis.at(most) - axis.at(least), colour);
             let says = match least < most {
                 true => format!("{} to {}", plain(least), plain(most)),

@@ -106,8 +106,8 @@ pub(crate) fn run(args: &MpiArgs) -> Result<ExitCode, String> {
         return Ok(ExitCode::SUCCESS);
     }
     if !in_path(&line.words[0]) {
-        let mend = if args.srun { "leave --srun out where no Slurm is" } else { args.mpi.mend() };
-        return Err(format!("no {}: {mend}", line.words[0]));
+        let hint = if args.srun { "leave --srun out where no Slurm is" } else { args.mpi.hint() };
+        return Err(format!("no {}: {hint}", line.words[0]));
     }
     build("barewire-provider")?;
     let Some(nodes) = args.nodes.filter(|_| !args.srun) else {
@@ -136,7 +136,7 @@ fn coll(mpi: Mpi, library: &Path) -> Result<Coll, String> {
         Mpi::Sos => return Err("--coll: the collectives are those of an MPI".to_owned()),
     };
     if !in_path("mpicc") {
-        return Err(format!("no mpicc: {}", mpi.mend()));
+        return Err(format!("no mpicc: {}", mpi.hint()));
     }
     mpi_coll::library("mpicc", &sources, &library.join(dir)).map(Coll::Library)
 }
@@ -173,12 +173,12 @@ fn spread(args: &MpiArgs) -> Result<Option<Spread>, String> {
         return Ok(Some(Spread { file: "hosts".into(), host_count: nodes.into(), per_node }));
     }
     let Some(file) = args.hosts.clone() else { return Ok(None) };
-    let mend = format!("write one: printf 'node1\\nnode2\\n' > {}", file.display());
+    let hint = format!("write one: printf 'node1\\nnode2\\n' > {}", file.display());
     let text = std::fs::read_to_string(&file)
-        .map_err(|why| format!("{}: {why}; {mend}", file.display()))?;
+        .map_err(|why| format!("{}: {why}; {hint}", file.display()))?;
     let names = text.lines().map(str::trim).filter(|l| !l.is_empty() && !l.starts_with('#'));
     match names.count() {
-        0 => Err(format!("{} names no host; {mend}", file.display())),
+        0 => Err(format!("{} names no host; {hint}", file.display())),
         host_count => Ok(Some(Spread { file, host_count, per_node })),
     }
 }
@@ -234,11 +234,11 @@ impl Switch {
         let mut command = cluster.command(node, target_dir().join("release/barewire"));
         command.args(["switch", "--port", port]).stdin(Stdio::null()).stdout(Stdio::null());
         let mut child = command.stderr(Stdio::piped()).spawn().map_err(|e| e.to_string())?;
-        let said = child.stderr.take().and_then(|said| BufReader::new(said).lines().next());
+        let line = child.stderr.take().and_then(|stderr| BufReader::new(stderr).lines().next());
         let switch = Self(child);
-        match said {
-            Some(Ok(said)) if said.starts_with("a switch on") => Ok(switch),
-            Some(Ok(said)) => Err(said),
+        match line {
+            Some(Ok(line)) if line.starts_with("a switch on") => Ok(switch),
+            Some(Ok(line)) => Err(line),
             _ => Err(format!("no switch on {port}")),
         }
     }
@@ -263,33 +263,33 @@ mod tests {
         args: MpiArgs,
     }
 
-    fn called(words: &str) -> MpiArgs {
+    fn parsed(words: &str) -> MpiArgs {
         let words = format!("mpi {words} -- ./program");
         Called::try_parse_from(words.split_whitespace()).unwrap().args
     }
 
     #[test]
     fn the_port_is_what_the_hosts_have() {
-        assert_eq!(port(&called("")).unwrap(), "shm");
-        assert_eq!(port(&called("--nodes 2")).unwrap(), "afpacket:fab0");
-        assert_eq!(port(&called("--nodes 2 --port udp:fab0")).unwrap(), "udp:fab0");
+        assert_eq!(port(&parsed("")).unwrap(), "shm");
+        assert_eq!(port(&parsed("--nodes 2")).unwrap(), "afpacket:fab0");
+        assert_eq!(port(&parsed("--nodes 2 --port udp:fab0")).unwrap(), "udp:fab0");
         for (words, cure) in [
             ("--hosts x", "--port afpacket:eth0"),
             ("--nodes 2 --port shm:job7", "--port afpacket:eth0"),
             ("--switch", "--nodes 2 --switch"),
             ("--nodes 2 --switch --port udp:fab0", "leave --switch out"),
         ] {
-            let said = port(&called(words)).unwrap_err();
-            assert!(said.contains(cure), "{words}: {said}");
+            let error = port(&parsed(words)).unwrap_err();
+            assert!(error.contains(cure), "{words}: {error}");
         }
     }
 
     #[test]
     fn hosts_are_counted() {
         let file = std::env::temp_dir().join(format!("xtask-hosts-{}", std::process::id()));
-        let args = called(&format!("--hosts {} --ranks-per-node 3", file.display()));
-        let said = spread(&args).unwrap_err();
-        assert!(said.contains("printf 'node1"), "{said}");
+        let args = parsed(&format!("--hosts {} --ranks-per-node 3", file.display()));
+        let error = spread(&args).unwrap_err();
+        assert!(error.contains("printf 'node1"), "{error}");
         std::fs::write(&file, "# ours\nnode1\n\nnode2\n").unwrap();
         let spread = spread(&args).unwrap().unwrap();
         assert_eq!((spread.host_count, spread.per_node), (2, 3));

@@ -105,8 +105,8 @@ pub(crate) fn run(args: &MutantsArgs) -> Result<ExitCode, String> {
     let all = Source::all(&project, &files)?;
     let mut digest = DefaultHasher::new();
     project.hash(&mut digest);
-    let asked = format!("{} of {}, {:016x}", args.count, files.join(" "), digest.finish());
-    let mut journal = Journal::open(&home().join("journal"), &asked, args.seed)?;
+    let key = format!("{} of {}, {:016x}", args.count, files.join(" "), digest.finish());
+    let mut journal = Journal::open(&home().join("journal"), &key, args.seed)?;
     println!("mutants: {} of {}, seed {}", args.count, files.join(" "), journal.seed);
     let order = shuffled(all.iter().map(|source| source.changes.len()).sum(), journal.seed);
     let (drawn, programs) = build(project, &all, &order, args.count as usize)?;
@@ -121,12 +121,12 @@ pub(crate) fn run(args: &MutantsArgs) -> Result<ExitCode, String> {
         if journal.found.contains_key(&name) {
             continue;
         }
-        let noticed = judge(n, &judges)?;
-        journal.note(&noticed, &name)?;
+        let outcome = judge(n, &judges)?;
+        journal.record(&outcome, &name)?;
         done += 1;
         let left =
             begun.elapsed().as_secs_f64() / f64::from(done) * (open as f64 - f64::from(done));
-        println!("{done} of {open}: {noticed}: {name}; {:.0} min left", left / 60.0);
+        println!("{done} of {open}: {outcome}: {name}; {:.0} min left", left / 60.0);
     }
     let missed = report(&drawn.iter().map(|&n| name(&all, n)).collect::<Vec<_>>(), &journal);
     journal.finish()?;
@@ -137,7 +137,8 @@ pub(crate) fn run(args: &MutantsArgs) -> Result<ExitCode, String> {
 /// Prints how many mutants each suite detected, and the mutants that survived. Returns their
 /// number.
 fn report(names: &[String], journal: &Journal) -> usize {
-    let by = |who: &str| names.iter().filter(|&name| journal.found[name].starts_with(who)).count();
+    let by =
+        |test: &str| names.iter().filter(|&name| journal.found[name].starts_with(test)).count();
     let mut left = names.len();
     for stage in &STAGES {
         let noticed = by(stage.name);
@@ -176,7 +177,7 @@ fn project() -> Result<Files, String> {
 
 /// Makes `tree` contain exactly `files`, with their modes in the project; its build stays.
 /// Unchanged files keep their times, so that they are not built again.
-fn lay_out(tree: &Path, files: &Files) -> Result<(), String> {
+fn write_tree(tree: &Path, files: &Files) -> Result<(), String> {
     let mut stale = vec![tree.to_owned()];
     while let Some(dir) = stale.pop() {
         for entry in std::fs::read_dir(&dir).into_iter().flatten().flatten() {
@@ -221,11 +222,11 @@ const MISSED: &str = "not noticed";
 const UNREACHED: &str = "no test comes there";
 
 impl Journal {
-    /// Resumes the journal at `path` if its parameters are `asked`, else starts a new one.
-    fn open(path: &Path, asked: &str, seed: Option<u64>) -> Result<Journal, String> {
+    /// Resumes the journal at `path` if its parameters are `key`, else starts a new one.
+    fn open(path: &Path, key: &str, seed: Option<u64>) -> Result<Journal, String> {
         let text = std::fs::read_to_string(path).unwrap_or_default();
         let mut lines = text.lines();
-        let same = lines.next() == Some(asked);
+        let same = lines.next() == Some(key);
         let old: Option<u64> = lines.next().and_then(|line| line.parse().ok()).filter(|_| same);
         let mut journal = Journal {
             path: path.to_owned(),
@@ -234,23 +235,23 @@ impl Journal {
         };
         if old == Some(journal.seed) {
             let found = lines.filter_map(|line| line.split_once(": "));
-            journal.found.extend(found.map(|(who, name)| (name.to_owned(), who.to_owned())));
+            journal.found.extend(found.map(|(test, name)| (name.to_owned(), test.to_owned())));
             println!("mutants: goes on after {}", journal.found.len());
             return Ok(journal);
         }
-        let head = format!("{asked}\n{}\n", journal.seed);
+        let head = format!("{key}\n{}\n", journal.seed);
         std::fs::create_dir_all(path.parent().unwrap_or(path))
             .and_then(|()| std::fs::write(path, head))
             .map_err(|why| format!("{}: {why}", path.display()))?;
         Ok(journal)
     }
 
-    fn note(&mut self, who: &str, name: &str) -> Result<(), String> {
+    fn record(&mut self, test: &str, name: &str) -> Result<(), String> {
         let opened = std::fs::OpenOptions::new().append(true).open(&self.path);
         opened
-            .and_then(|mut file| writeln!(file, "{who}: {name}"))
+            .and_then(|mut file| writeln!(file, "{test}: {name}"))
             .map_err(|why| format!("{}: {why}", self.path.display()))?;
-        self.found.insert(name.to_owned(), who.to_owned());
+        self.found.insert(name.to_owned(), test.to_owned());
         Ok(())
     }
 
@@ -325,7 +326,7 @@ impl Source {
 /// File, place and change of mutant `n` of `all`.
 fn name(all: &[Source], n: usize) -> String {
     let source = &all[all.partition_point(|source| source.first <= n) - 1];
-    format!("{}:{}", source.name, source.changes[n - source.first].told)
+    format!("{}:{}", source.name, source.changes[n - source.first].label)
 }
 
 /// Builds the test programs with the first `count` mutants of `order` that compile. Returns these
@@ -357,7 +358,7 @@ fn build(
             project.insert(source.name.clone(), text.into());
             places.insert(source.name.clone(), ranges);
         }
-        lay_out(&tree, &project)?;
+        write_tree(&tree, &project)?;
         println!("mutants: building {} at once", drawn.len());
         match compile(&tree)? {
             Ok(programs) => return Ok((drawn, programs)),
@@ -370,7 +371,7 @@ fn build(
                     around.min_by_key(|(_, place)| place.len()).map(|&(n, _)| n)
                 }));
                 if unfit.len() == before {
-                    errors.iter().for_each(|error| eprint!("{}", error.said));
+                    errors.iter().for_each(|error| eprint!("{}", error.message));
                     return Err("the copy does not build, and no mutant is why".to_owned());
                 }
                 println!("mutants: {} do not build and are replaced", unfit.len() - before);
@@ -380,17 +381,17 @@ fn build(
 }
 
 /// A compiler error.
-struct Objection {
+struct CompileError {
     /// Path of the file; empty if the error has no location.
     file: String,
     /// Byte range in the file.
     at: Range<usize>,
     /// The message.
-    said: String,
+    message: String,
 }
 
 /// Compiles the test programs of `tree`: returns the programs by [`STAGES`], or the errors.
-fn compile(tree: &Path) -> Result<Result<Vec<PathBuf>, Vec<Objection>>, String> {
+fn compile(tree: &Path) -> Result<Result<Vec<PathBuf>, Vec<CompileError>>, String> {
     let mut command = Command::new(cargo());
     command.args(["test", "--no-run", "--quiet", "--message-format=json", "--lib"]);
     command.args(["--package=barewire-dataplane", "--package=barewire-tests"]);
@@ -399,28 +400,28 @@ fn compile(tree: &Path) -> Result<Result<Vec<PathBuf>, Vec<Objection>>, String> 
     command.env_remove("CARGO_TARGET_DIR").env("CARGO_INCREMENTAL", "1");
     command.env("CARGO_PROFILE_TEST_OPT_LEVEL", "1").stderr(Stdio::null());
     let run = command.output().map_err(|why| format!("cargo does not start: {why}"))?;
-    let said = String::from_utf8_lossy(&run.stdout);
-    let said = || said.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let output = String::from_utf8_lossy(&run.stdout);
+    let messages = || output.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     if run.status.success() {
         let program = |stage: &Stage| {
-            let mut all = said().filter(|one| one["target"]["name"] == stage.target);
+            let mut all = messages().filter(|one| one["target"]["name"] == stage.target);
             all.find_map(|one| one["executable"].as_str().map(PathBuf::from))
         };
         let programs: Option<Vec<PathBuf>> = STAGES.iter().map(program).collect();
         return Ok(Ok(programs.ok_or("cargo names no test programs")?));
     }
-    let errors = said().map(|one| one["message"].clone()).filter(|one| one["level"] == "error");
-    let objection = |message: Value| {
+    let errors = messages().map(|one| one["message"].clone()).filter(|one| one["level"] == "error");
+    let error_of = |message: Value| {
         let mut spans = message["spans"].as_array().into_iter().flatten();
         let span = spans.find(|span| span["is_primary"] == true).unwrap_or(&Value::Null);
         let byte = |key: &str| span[key].as_u64().unwrap_or(0) as usize;
-        Objection {
+        CompileError {
             file: span["file_name"].as_str().unwrap_or_default().to_owned(),
             at: byte("byte_start")..byte("byte_end"),
-            said: message["rendered"].as_str().unwrap_or_default().to_owned(),
+            message: message["rendered"].as_str().unwrap_or_default().to_owned(),
         }
     };
-    Ok(Err(errors.map(objection).collect()))
+    Ok(Err(errors.map(error_of).collect()))
 }
 
 /// A test suite that tests mutants.
@@ -467,8 +468,8 @@ impl Judge {
         let file = judge.home.join("reached");
         let _ = std::fs::remove_file(&file);
         let begun = Instant::now();
-        if let Some(who) = judge.run(judge.command(stage.args).env(changes::REACHED, &file))? {
-            return Err(format!("without a change: {who} fails; see {}", judge.home.display()));
+        if let Some(test) = judge.run(judge.command(stage.args).env(changes::REACHED, &file))? {
+            return Err(format!("without a change: {test} fails; see {}", judge.home.display()));
         }
         println!("{}: {:.0} s", stage.name, begun.elapsed().as_secs_f64());
         // Other programs may need the processors too.
@@ -493,7 +494,7 @@ impl Judge {
     }
 
     /// Runs the tests that reach mutant `n` until one fails. Returns that test, if any.
-    fn noticed(&self, n: usize) -> Result<Option<String>, String> {
+    fn detecting_test(&self, n: usize) -> Result<Option<String>, String> {
         let Some(threads) = self.reached.get(&n) else { return Ok(None) };
         let mut args = vec!["--exact"];
         args.extend(threads.iter().map(String::as_str));
@@ -507,14 +508,14 @@ impl Judge {
 
     /// Runs `command` until a test fails, as often as configured. Returns that test, if any.
     fn run(&self, command: &mut Command) -> Result<Option<String>, String> {
-        let mut who = None;
+        let mut test = None;
         for _ in 0..self.stage.runs {
-            who = self.run_once(command)?;
-            if who.is_none() {
+            test = self.run_once(command)?;
+            if test.is_none() {
                 break;
             }
         }
-        Ok(who)
+        Ok(test)
     }
 
     fn run_once(&self, command: &mut Command) -> Result<Option<String>, String> {
@@ -523,29 +524,30 @@ impl Judge {
         // Child processes inherit the limit.
         setrlimit(Resource::RLIMIT_AS, self.stage.space, RLIM_INFINITY)
             .map_err(|why| format!("setrlimit: {why}"))?;
-        let ended = process::run_until(command, &log, self.limit, |said| failed(said).is_some())
-            .map_err(|why| format!("{}: {why}", self.program.display()))?;
-        let who = match failed(&ended.output) {
+        let ended =
+            process::run_until(command, &log, self.limit, |output| failed(output).is_some())
+                .map_err(|why| format!("{}: {why}", self.program.display()))?;
+        let test = match failed(&ended.output) {
             Some(test) => test,
             None if ended.timed_out => "hangs",
             None if !ended.ok => "dies",
             None => return Ok(None),
         };
-        Ok(Some(format!("{} ({who})", self.stage.name)))
+        Ok(Some(format!("{} ({test})", self.stage.name)))
     }
 }
 
 /// The first failed test in the output of a test program.
-fn failed(said: &str) -> Option<&str> {
-    let mut lines = said.lines().filter_map(|line| line.strip_prefix("test "));
+fn failed(output: &str) -> Option<&str> {
+    let mut lines = output.lines().filter_map(|line| line.strip_prefix("test "));
     lines.find_map(|line| line.strip_suffix(" ... FAILED"))
 }
 
 /// Result of mutant `n`: suite and test, or [`MISSED`] or [`UNREACHED`].
 fn judge(n: usize, judges: &[Judge]) -> Result<String, String> {
     for judge in judges {
-        if let Some(who) = judge.noticed(n)? {
-            return Ok(who);
+        if let Some(test) = judge.detecting_test(n)? {
+            return Ok(test);
         }
     }
     let is_reached = judges.iter().any(|judge| judge.reached.contains_key(&n));
@@ -615,8 +617,8 @@ mod tests {
         std::fs::write(&program, script).unwrap();
         std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
         let judge = Judge::new(home.clone(), &STAGE, program).unwrap();
-        assert_eq!(judge.noticed(1), Ok(Some("unit (a::b)".to_owned())));
-        assert_eq!((judge.noticed(2), judge.noticed(3)), (Ok(None), Ok(None)));
+        assert_eq!(judge.detecting_test(1), Ok(Some("unit (a::b)".to_owned())));
+        assert_eq!((judge.detecting_test(2), judge.detecting_test(3)), (Ok(None), Ok(None)));
         let called = std::fs::read_to_string(home.join("tree/d/called")).unwrap();
         assert_eq!(called, "--skip=x\n--exact a::b\n--exact a::b\n--skip=x\n");
         let judges = [judge];
@@ -627,8 +629,8 @@ mod tests {
 
     #[test]
     fn the_first_test_that_fails_is_named() {
-        let said = "running 3 tests\ntest a::b ... ok\ntest a::c ... FAILED\ntest d ... FAILED\n";
-        assert_eq!(failed(said), Some("a::c"));
+        let output = "running 3 tests\ntest a::b ... ok\ntest a::c ... FAILED\ntest d ... FAILED\n";
+        assert_eq!(failed(output), Some("a::c"));
         assert_eq!(failed("running 1 test\ntest a ... ok\n"), None);
     }
 
@@ -637,7 +639,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("journal");
         let mut journal = Journal::open(&path, "10 of a", Some(7)).unwrap();
-        journal.note("unit (a::b)", "a.rs:1:2: replace == with != in f").unwrap();
+        journal.record("unit (a::b)", "a.rs:1:2: replace == with != in f").unwrap();
         let same = Journal::open(&path, "10 of a", None).unwrap();
         assert_eq!((same.seed, &same.found), (7, &journal.found));
         // Another seed, and other files, are another run.

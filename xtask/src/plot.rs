@@ -35,8 +35,8 @@ pub(crate) fn svg(lines: &str) -> String {
         picture = picture.add(text(unit, LABEL, y, "start").set("font-weight", "bold"));
         y += 8.0;
         let panel: Vec<&Bar> = bars.iter().filter(|bar| bar.unit == unit).collect();
-        let most = panel.iter().map(|bar| bar.most()).fold(f64::MIN_POSITIVE, f64::max);
-        let scale = (WIDTH - LABEL - FIGURE) / most;
+        let max = panel.iter().map(|bar| bar.max()).fold(f64::MIN_POSITIVE, f64::max);
+        let scale = (WIDTH - LABEL - FIGURE) / max;
         for bar in panel {
             picture = draw(picture, bar, y, scale);
             y += ROW;
@@ -47,7 +47,7 @@ pub(crate) fn svg(lines: &str) -> String {
 }
 
 impl Bar {
-    fn most(&self) -> f64 {
+    fn max(&self) -> f64 {
         self.spread.map_or(self.value, |(_, p99)| p99.max(self.value))
     }
 }
@@ -72,7 +72,7 @@ fn draw(mut picture: Document, bar: &Bar, y: f64, scale: f64) -> Document {
         let whisker = whisker.set("y1", middle).set("y2", middle).set("stroke", "#202020");
         picture = picture.add(whisker);
     }
-    let end = LABEL + bar.most() * scale + 8.0;
+    let end = LABEL + bar.max() * scale + 8.0;
     picture.add(text(&format!("{} {}", figure(bar.value), bar.unit), end, middle + 4.0, "start"))
 }
 

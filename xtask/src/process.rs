@@ -12,7 +12,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 /// Outcome of a command.
-pub(crate) struct Ended {
+pub(crate) struct ProcessOutput {
     /// Whether it exited with 0 within the time limit.
     pub(crate) ok: bool,
     /// Whether it was killed at the time limit.
@@ -27,18 +27,18 @@ pub(crate) struct Ended {
 ///
 /// # Errors
 /// The log cannot be written or the command cannot be started.
-pub(crate) fn run(command: &mut Command, log: &Path, limit: Duration) -> io::Result<Ended> {
+pub(crate) fn run(command: &mut Command, log: &Path, limit: Duration) -> io::Result<ProcessOutput> {
     run_until(command, log, limit, |_| false)
 }
 
-/// [`run`] that also ends the command once `enough` returns true for the output so far; the command
-/// is not `ok` then.
+/// [`run`] that also ends the command once `is_done` returns true for the output so far; the
+/// command is not `ok` then.
 pub(crate) fn run_until(
     command: &mut Command,
     log: &Path,
     limit: Duration,
-    enough: impl Fn(&str) -> bool,
-) -> io::Result<Ended> {
+    is_done: impl Fn(&str) -> bool,
+) -> io::Result<ProcessOutput> {
     if let Some(dir) = log.parent() {
         std::fs::create_dir_all(dir)?;
     }
@@ -47,30 +47,30 @@ pub(crate) fn run_until(
     let started = Instant::now();
     let mut child =
         command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file.try_clone()?).spawn()?;
-    let (mut timed_out, mut said) = (false, Vec::new());
+    let (mut timed_out, mut output) = (false, Vec::new());
     let status = loop {
         if let Some(status) = child.try_wait()? {
             break status;
         }
         timed_out = started.elapsed() > limit;
-        let more = read_on(&mut file, start, &mut said)?;
-        if timed_out || (more && enough(&String::from_utf8_lossy(&said))) {
+        let more = read_new(&mut file, start, &mut output)?;
+        if timed_out || (more && is_done(&String::from_utf8_lossy(&output))) {
             kill_tree(child.id());
             break child.wait()?;
         }
         std::thread::sleep(Duration::from_millis(20));
     };
-    read_on(&mut file, start, &mut said)?;
-    let output = String::from_utf8_lossy(&said).into_owned();
-    Ok(Ended { ok: status.success() && !timed_out, timed_out, output })
+    read_new(&mut file, start, &mut output)?;
+    let output = String::from_utf8_lossy(&output).into_owned();
+    Ok(ProcessOutput { ok: status.success() && !timed_out, timed_out, output })
 }
 
-/// Appends the new bytes of `file` to `said`, which contains those from `start` on. Returns whether
-/// there are any.
-fn read_on(file: &mut File, start: u64, said: &mut Vec<u8>) -> io::Result<bool> {
+/// Appends the new bytes of `file` to `output`, which contains those from `start` on. Returns
+/// whether there are any.
+fn read_new(file: &mut File, start: u64, output: &mut Vec<u8>) -> io::Result<bool> {
     // The command's writes move the shared file offset.
-    file.seek(SeekFrom::Start(start + said.len() as u64))?;
-    Ok(file.read_to_end(said)? > 0)
+    file.seek(SeekFrom::Start(start + output.len() as u64))?;
+    Ok(file.read_to_end(output)? > 0)
 }
 
 /// Commands at the same time, for commands that wait more than they compute.
@@ -174,7 +174,8 @@ mod tests {
         let mut command = Command::new("sh");
         command.args(["-c", "echo no; sleep 0.1; echo yes; sleep 600"]);
         let limit = Duration::from_secs(60);
-        let ended = run_until(&mut command, &dir.join("log"), limit, |said| said.contains("yes"));
+        let ended =
+            run_until(&mut command, &dir.join("log"), limit, |output| output.contains("yes"));
         let ended = ended.unwrap();
         assert!(!ended.ok && !ended.timed_out);
         assert_eq!(ended.output, "no\nyes\n");
@@ -203,8 +204,8 @@ mod tests {
             .spawn()
             .unwrap();
         let mut line = String::new();
-        let mut said = io::BufReader::new(parent.stdout.take().unwrap());
-        io::BufRead::read_line(&mut said, &mut line).unwrap();
+        let mut output = io::BufReader::new(parent.stdout.take().unwrap());
+        io::BufRead::read_line(&mut output, &mut line).unwrap();
         let child: u32 = line.trim().parse().unwrap();
         let name = || std::fs::read_to_string(format!("/proc/{child}/comm")).unwrap_or_default();
         while name().trim() != "sleep" {

@@ -8,7 +8,7 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use crate::packages::{self, Tool};
-use crate::process::{self, Ended};
+use crate::process::{self, ProcessOutput};
 use crate::report::{Counts, read_tests, unfinished};
 use crate::vm::{NotHere, guest, hosts, mpi, suite};
 use crate::{bench, cargo, dist, root, target_dir, vm};
@@ -286,7 +286,7 @@ impl Outcome {
 
     /// Whether failed tests are repeated once: they may have starved among other processes. Not for
     /// suites that depend on nothing else, and not `nightly`, when rare failures are wanted.
-    fn is_tried_again(&self, suite: Suite, nightly: bool) -> bool {
+    fn is_retried(&self, suite: Suite, nightly: bool) -> bool {
         suite.has_processes() && !nightly && (1..=SECOND_TRIES).contains(&self.counts.failed)
     }
 }
@@ -301,7 +301,7 @@ fn with_second_try(
     run: impl Fn() -> Outcome,
 ) -> Outcome {
     let first = run();
-    if !first.is_tried_again(suite, nightly) {
+    if !first.is_retried(suite, nightly) {
         return first;
     }
     let mut second = run();
@@ -379,8 +379,8 @@ fn check(
     let missing = ["is not installed for the toolchain", "no such command: `"];
     if !ended.ok && missing.iter().any(|words| ended.output.contains(words)) {
         let component = if suite == Suite::Fmt { "rustfmt" } else { "clippy" };
-        let mend = format!("cargo {0} is not here: rustup component add {component}", args[0]);
-        return Ok(Outcome::skipped(mend));
+        let hint = format!("cargo {0} is not here: rustup component add {component}", args[0]);
+        return Ok(Outcome::skipped(hint));
     }
     Ok(Outcome::single(ended.ok, ended.output))
 }
@@ -414,8 +414,8 @@ const HOSTILE: &str = "a_hostile_process_harms_no_other_user";
 /// of the previous build.
 fn hostile_under_valgrind(suite: Suite, selected: &[&str]) -> Result<Outcome, String> {
     if !packages::in_path(packages::VALGRIND.program) {
-        let mend = "a hostile user under valgrind: sudo apt-get install -y valgrind";
-        return Ok(Outcome::skipped(mend.to_owned()));
+        let hint = "a hostile user under valgrind: sudo apt-get install -y valgrind";
+        return Ok(Outcome::skipped(hint.to_owned()));
     }
     let mut build = Command::new(cargo());
     build.arg("test").args(selected).args(["--lib", "--no-run"]);
@@ -433,8 +433,8 @@ fn hostile_under_valgrind(suite: Suite, selected: &[&str]) -> Result<Outcome, St
 }
 
 /// The test program of the library `name` in Cargo's JSON output.
-fn lib_test(said: &str, name: &str) -> Option<String> {
-    said.lines().find_map(|line| {
+fn lib_test(output: &str, name: &str) -> Option<String> {
+    output.lines().find_map(|line| {
         let object: serde_json::Value = serde_json::from_str(line).ok()?;
         let is_it =
             object.pointer("/target/name")? == name && object.pointer("/profile/test")? == true;
@@ -460,7 +460,7 @@ fn cargo_test_with(
     env: &[(&str, &str)],
 ) -> Result<Outcome, String> {
     let (mut outcome, failed) = cargo_test_once(suite, nightly, args, env)?;
-    if outcome.is_tried_again(suite, nightly) && failed.len() as u64 == outcome.counts.failed {
+    if outcome.is_retried(suite, nightly) && failed.len() as u64 == outcome.counts.failed {
         let names: Vec<&str> = failed.iter().map(String::as_str).collect();
         let only = [&["--", "--exact"], &names[..]].concat();
         let only = if args.contains(&"--") { &only[1..] } else { &only[..] };
@@ -493,7 +493,7 @@ fn cargo_test_once(
 }
 
 /// The result of `cargo test ARGS`, and the failed tests, if their program printed them.
-fn outcome_of(ended: &Ended, args: &str) -> (Outcome, Vec<String>) {
+fn outcome_of(ended: &ProcessOutput, args: &str) -> (Outcome, Vec<String>) {
     let tests = read_tests(&ended.output);
     let mut outcome = Outcome { counts: tests.counts, skips: tests.skips, ..Outcome::default() };
     if !ended.ok {
@@ -524,7 +524,7 @@ fn integration(suite: Suite, nightly: bool, file: &str) -> Result<Outcome, Strin
     }
     let selected = if suite.computes() { ALL } else { ALL_WAITING };
     let args = [selected, &["--test", suite.name()]].concat();
-    let many = at_once();
+    let many = test_threads();
     let env = suite.waits().then_some((THREADS, many.as_str()));
     cargo_test_with(suite, nightly, &args, env.as_slice())
 }
@@ -533,7 +533,7 @@ fn integration(suite: Suite, nightly: bool, file: &str) -> Result<Outcome, Strin
 const THREADS: &str = "RUST_TEST_THREADS";
 
 /// Its value for tests that mostly wait: two per processor, unless it is set.
-fn at_once() -> String {
+fn test_threads() -> String {
     let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     std::env::var(THREADS).unwrap_or_else(|_| (2 * processors).to_string())
 }
@@ -552,7 +552,7 @@ fn sim(suite: Suite, nightly: bool) -> Result<Outcome, String> {
 }
 
 /// Builds the provider and the command, on which no test can depend.
-fn libraries_and_commands(suite: Suite, nightly: bool) -> Result<Ended, String> {
+fn libraries_and_commands(suite: Suite, nightly: bool) -> Result<ProcessOutput, String> {
     let mut build = Command::new(cargo());
     build.args(["build", "--profile", "test", "--exclude", "xtask", "--lib", "--bins"]).args(ALL);
     start(suite, nightly, &mut build)
@@ -699,8 +699,8 @@ fn works_after(flags: &str, commands: &str) -> Result<(), String> {
     if output.status.success() {
         return Ok(());
     }
-    let said = String::from_utf8_lossy(&output.stderr);
-    let why = said.trim().lines().next_back().unwrap_or("no reason given").to_owned();
+    let output = String::from_utf8_lossy(&output.stderr);
+    let why = output.trim().lines().next_back().unwrap_or("no reason given").to_owned();
     Err(format!(
         "{why}; sudo apt-get install iproute2 nftables, and run as root, or: \
          sudo sysctl -w kernel.unprivileged_userns_clone=1"
@@ -767,8 +767,8 @@ fn failures(output: &str) -> String {
 
 fn shellcheck(suite: Suite) -> Result<Outcome, String> {
     if !packages::in_path("shellcheck") {
-        let mend = "shellcheck is not installed: sudo apt-get install -y shellcheck";
-        return Ok(Outcome::skipped(mend.to_owned()));
+        let hint = "shellcheck is not installed: sudo apt-get install -y shellcheck";
+        return Ok(Outcome::skipped(hint.to_owned()));
     }
     let mut scripts = vec![root().join(".ci/run")];
     for dir in [
@@ -791,8 +791,8 @@ fn shellcheck(suite: Suite) -> Result<Outcome, String> {
 /// Runs Clippy and the tests for the feature `dpdk`.
 fn dpdk(suite: Suite, nightly: bool) -> Result<Outcome, String> {
     if !Path::new(packages::DPDK.program).exists() {
-        let mend = "DPDK is not installed: sudo apt-get install -y libdpdk-dev libclang-dev";
-        return Ok(Outcome::skipped(mend.to_owned()));
+        let hint = "DPDK is not installed: sudo apt-get install -y libdpdk-dev libclang-dev";
+        return Ok(Outcome::skipped(hint.to_owned()));
     }
     let lint = ["clippy", "--all-targets"];
     let args = [&lint, ALL_WITH_DPDK, &["--", "-D", "warnings"]].concat();
@@ -898,8 +898,8 @@ fn in_guests(
     let built = start(suite, nightly, build)?;
     let Some(program) = suite::program(&built.output).filter(|_| built.ok) else {
         // Without Cargo's JSON lines.
-        let said = built.output.lines().filter(|line| !line.starts_with('{'));
-        return Ok(Outcome::single(false, said.collect::<Vec<_>>().join("\n")));
+        let output = built.output.lines().filter(|line| !line.starts_with('{'));
+        return Ok(Outcome::single(false, output.collect::<Vec<_>>().join("\n")));
     };
     let mut outcome = Outcome::default();
     let runs = runs(&program);
@@ -918,7 +918,7 @@ fn in_guests(
 }
 
 /// The result of one guest.
-fn judge(run: &suite::Run, ended: Result<guest::Ended, NotHere>) -> Outcome {
+fn judge(run: &suite::Run, ended: Result<guest::GuestOutput, NotHere>) -> Outcome {
     let ended = match ended {
         Ok(ended) => ended,
         Err(NotHere(why)) => return Outcome::skipped(format!("{}: {why}", run.name())),
@@ -936,8 +936,8 @@ fn judge(run: &suite::Run, ended: Result<guest::Ended, NotHere>) -> Outcome {
             _ if is_idle && ended.code == Some(0) => "no test ran\n",
             _ => "",
         };
-        let said = format!("{}{}", failures(&ended.output), ended.trouble);
-        outcome.output = format!("guest {}: {why}{said}", run.name());
+        let output = format!("{}{}", failures(&ended.output), ended.trouble);
+        outcome.output = format!("guest {}: {why}{output}", run.name());
     }
     outcome
 }
@@ -946,7 +946,7 @@ fn judge(run: &suite::Run, ended: Result<guest::Ended, NotHere>) -> Outcome {
 fn two_guests(
     suite: Suite,
     what: &str,
-    ended: Result<(Vec<guest::Ended>, String), NotHere>,
+    ended: Result<(Vec<guest::GuestOutput>, String), NotHere>,
 ) -> Outcome {
     match ended {
         Err(NotHere(why)) => Outcome::skipped(format!("{what}: {why}")),
@@ -968,7 +968,11 @@ fn has_run_one(output: &str) -> bool {
 }
 
 /// The result of two guests that are hosts.
-fn hosts_pair(suite: Suite, what: &str, ended: Result<Vec<guest::Ended>, NotHere>) -> Outcome {
+fn hosts_pair(
+    suite: Suite,
+    what: &str,
+    ended: Result<Vec<guest::GuestOutput>, NotHere>,
+) -> Outcome {
     match ended {
         Err(NotHere(why)) => Outcome::skipped(format!("{what}: {why}")),
         Ok(ends) => pair(suite, what, &ends),
@@ -976,12 +980,12 @@ fn hosts_pair(suite: Suite, what: &str, ended: Result<Vec<guest::Ended>, NotHere
 }
 
 /// The result of a pair of guests; both must exist.
-fn pair(suite: Suite, what: &str, ends: &[guest::Ended]) -> Outcome {
-    let said: String = ends.iter().map(|end| format!("{}{}", end.output, end.trouble)).collect();
-    let said = format!("{what}\n{said}");
-    append(suite, &said);
+fn pair(suite: Suite, what: &str, ends: &[guest::GuestOutput]) -> Outcome {
+    let output: String = ends.iter().map(|end| format!("{}{}", end.output, end.trouble)).collect();
+    let output = format!("{what}\n{output}");
+    append(suite, &output);
     let ok = ends.iter().all(|end| end.code == Some(0) && end.faults == 0);
-    Outcome::single(ok && ends.len() == 2, said)
+    Outcome::single(ok && ends.len() == 2, output)
 }
 
 /// Appends to a suite's log. The result does not depend on the log.
@@ -1010,7 +1014,7 @@ fn benches(suite: Suite, nightly: bool) -> Result<Outcome, String> {
 
 /// Builds benchmarks in the tests' profile: the suite checks only that they run, and the crates are
 /// already built in it. `what` selects benchmarks and features.
-fn build_benches(suite: Suite, nightly: bool, what: &[&str]) -> Result<Ended, String> {
+fn build_benches(suite: Suite, nightly: bool, what: &[&str]) -> Result<ProcessOutput, String> {
     let mut build = Command::new(cargo());
     build.args(["build", "--profile", "test"]).args(what);
     start(suite, nightly, &mut build)
@@ -1034,8 +1038,8 @@ fn run_benches(
         let first = Cell::new(Some(first?));
         outcome.add(with_second_try((suite, nightly), &format!("bench {name}"), || {
             let again = || run_bench(suite, nightly, name);
-            let said = first.take().map_or_else(again, Ok);
-            said.unwrap_or_else(|why| Outcome::single(false, why))
+            let output = first.take().map_or_else(again, Ok);
+            output.unwrap_or_else(|why| Outcome::single(false, why))
         }));
     }
     Ok(outcome)
@@ -1063,7 +1067,7 @@ fn run_bench(suite: Suite, nightly: bool, name: &str) -> Result<Outcome, String>
 }
 
 /// Runs a command of a suite with its log and its time limit.
-fn start(suite: Suite, nightly: bool, command: &mut Command) -> Result<Ended, String> {
+fn start(suite: Suite, nightly: bool, command: &mut Command) -> Result<ProcessOutput, String> {
     start_with(suite, nightly, command, &log_of(&target_dir(), suite))
 }
 
@@ -1073,7 +1077,7 @@ fn start_with(
     nightly: bool,
     command: &mut Command,
     log: &Path,
-) -> Result<Ended, String> {
+) -> Result<ProcessOutput, String> {
     command.current_dir(root());
     // Cargo sets them for xtask; a test that reads them would take itself for xtask.
     for name in ["CARGO_MANIFEST_DIR", "CARGO_PKG_NAME", "CARGO_PKG_VERSION"] {
@@ -1135,7 +1139,7 @@ mod tests {
     fn a_run_without_tests_has_failed() {
         let run = |result: &str, ok| {
             let output = format!("test result: {result}; 0 measured; 7 filtered out\n");
-            outcome_of(&Ended { ok, timed_out: false, output }, "--lib x").0
+            outcome_of(&ProcessOutput { ok, timed_out: false, output }, "--lib x").0
         };
         let nothing = run("ok. 0 passed; 0 failed; 0 ignored", true);
         assert_eq!(nothing.counts, Counts { failed: 1, ..Counts::default() });
@@ -1161,12 +1165,12 @@ mod tests {
 
     #[test]
     fn a_guest_has_run_its_test() {
-        let said = |test: &str, result: &str| {
+        let has_run = |test: &str, result: &str| {
             has_run_one(&format!("{test}\ntest result: ok. {result}; 0 failed; 0 ignored\n"))
         };
-        assert!(said("test wire::sends ... 60 messages sent\nok", "1 passed"));
-        assert!(!said("test wire::sends ... SKIPPED: no NIC\nok", "1 passed"));
-        assert!(!said("running 0 tests", "0 passed"));
+        assert!(has_run("test wire::sends ... 60 messages sent\nok", "1 passed"));
+        assert!(!has_run("test wire::sends ... SKIPPED: no NIC\nok", "1 passed"));
+        assert!(!has_run("running 0 tests", "0 passed"));
         assert!(!has_run_one("init: no such program\n"));
     }
 

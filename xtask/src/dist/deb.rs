@@ -4,16 +4,16 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::tree::{self, Layout};
-use super::{Built, DESCRIPTION, HOMEPAGE, SUMMARY, VERSION, dist_dir, say};
+use super::{Built, DESCRIPTION, HOMEPAGE, SUMMARY, VERSION, dist_dir, output_of};
 
 /// Makes the package, and returns it with its programs.
 ///
 /// # Errors
 /// dpkg is not installed, or it fails.
 pub(super) fn pack(built: &Built) -> Result<(PathBuf, Vec<PathBuf>), String> {
-    let arch = say(Command::new("dpkg").arg("--print-architecture"))
+    let arch = output_of(Command::new("dpkg").arg("--print-architecture"))
         .map_err(|why| format!("{why}; such a package can be made on Debian only"))?;
-    let triplet = say(Command::new("dpkg-architecture").arg("-qDEB_HOST_MULTIARCH"))?;
+    let triplet = output_of(Command::new("dpkg-architecture").arg("-qDEB_HOST_MULTIARCH"))?;
     let tree = dist_dir().join(format!("{}-deb", built.name()));
     let layout = Layout { prefix: "usr", lib: format!("usr/lib/{triplet}"), bin: "/usr/bin" };
     let programs = tree::fill(&tree, &built.dir, &layout)?;
@@ -22,7 +22,7 @@ pub(super) fn pack(built: &Built) -> Result<(PathBuf, Vec<PathBuf>), String> {
     tree::write(&tree.join("DEBIAN/control"), control.as_bytes())?;
     let file = dist_dir().join(format!("{}_{VERSION}_{arch}.deb", built.name()));
     let mut pack = Command::new("dpkg-deb");
-    say(pack.args(["--root-owner-group", "--build"]).arg(&tree).arg(&file))?;
+    output_of(pack.args(["--root-owner-group", "--build"]).arg(&tree).arg(&file))?;
     Ok((file, programs))
 }
 
@@ -34,10 +34,10 @@ const SOURCE: &str = "Source: barewire\n\nPackage: barewire\nArchitecture: any\n
 fn libraries(tree: &Path, programs: &[PathBuf]) -> Result<String, String> {
     let dir = tree.with_extension("source");
     tree::write(&dir.join("debian/control"), SOURCE.as_bytes())?;
-    let mut ask = Command::new("dpkg-shlibdeps");
-    let said = say(ask.current_dir(&dir).args(["-O", "-xbarewire"]).args(programs))?;
-    let list = said.lines().find_map(|line| line.strip_prefix("shlibs:Depends="));
-    list.map(str::to_owned).ok_or_else(|| format!("dpkg-shlibdeps said: {said}"))
+    let mut command = Command::new("dpkg-shlibdeps");
+    let output = output_of(command.current_dir(&dir).args(["-O", "-xbarewire"]).args(programs))?;
+    let list = output.lines().find_map(|line| line.strip_prefix("shlibs:Depends="));
+    list.map(str::to_owned).ok_or_else(|| format!("dpkg-shlibdeps said: {output}"))
 }
 
 fn control(built: &Built, arch: &str, depends: &str) -> String {

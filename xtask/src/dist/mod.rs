@@ -106,7 +106,7 @@ pub(crate) fn build(debug: bool, dpdk: bool) -> Result<Built, String> {
         (true, false) => cargo.args(["--bins", "--profile=test", "--workspace", "--exclude=xtask"]),
         (true, true) => cargo.args(ours).arg("--profile=test").args(crate::test::ALL_WITH_DPDK),
     };
-    say(&mut cargo)?;
+    output_of(&mut cargo)?;
     Ok(Built { dir: target_dir().join(if debug { "debug" } else { "release" }), dpdk })
 }
 
@@ -143,7 +143,7 @@ const DESCRIPTION: [&str; 2] = [
 
 /// The latest glibc version among a program's symbols.
 fn glibc_of(program: &Path) -> Result<(u32, u32), String> {
-    let symbols = say(Command::new("objdump").arg("-T").arg(program))?;
+    let symbols = output_of(Command::new("objdump").arg("-T").arg(program))?;
     Ok(latest_glibc(&symbols))
 }
 
@@ -158,7 +158,7 @@ fn latest_glibc(symbols: &str) -> (u32, u32) {
 }
 
 /// Runs a program and returns its standard output.
-fn say(command: &mut Command) -> Result<String, String> {
+fn output_of(command: &mut Command) -> Result<String, String> {
     let name = command.get_program().display().to_string();
     let ran = command.stdin(Stdio::null()).output().map_err(|why| format!("{name}: {why}"))?;
     if ran.status.success() {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::tree::{self, COMPONENT_DIR, Layout};
-use super::{Built, DESCRIPTION, HOMEPAGE, SUMMARY, VERSION, dist_dir, say};
+use super::{Built, DESCRIPTION, HOMEPAGE, SUMMARY, VERSION, dist_dir, output_of};
 
 /// Makes the package, and returns it with its programs.
 ///
@@ -25,7 +25,7 @@ pub(super) fn pack(built: &Built) -> Result<(PathBuf, Vec<PathBuf>), String> {
         build.arg("--define").arg(format!("{what} {}", value.display()));
     }
     build.arg("--define").arg(format!("_rpmfilename {name}"));
-    say(build.arg(&spec))?;
+    output_of(build.arg(&spec))?;
     Ok((dist_dir().join(name), programs))
 }
 
@@ -55,7 +55,8 @@ fn describe(built: &Built, tree: &Path) -> Result<String, String> {
          %defattr(-,root,root)\n",
         tree.display()
     );
-    let files = say(Command::new("find").arg(tree).args(["-type", "f", "-printf", "/%P\\n"]))?;
+    let files =
+        output_of(Command::new("find").arg(tree).args(["-type", "f", "-printf", "/%P\\n"]))?;
     text.push_str(&files);
     text.push('\n');
     Ok(text)

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use super::tree::{self, Layout};
-use super::{Built, VERSION, dist_dir, say};
+use super::{Built, VERSION, dist_dir, output_of};
 
 /// Makes the tarball, and returns it with its programs.
 ///
@@ -20,6 +20,6 @@ pub(super) fn pack(built: &Built) -> Result<(PathBuf, Vec<PathBuf>), String> {
     let mut pack = Command::new("tar");
     pack.args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner"]);
     pack.args(["--mode=u=rwX,go=rX", "-czf"]);
-    say(pack.arg(&file).arg("-C").arg(dist_dir().join("tar")).arg(&top))?;
+    output_of(pack.arg(&file).arg("-C").arg(dist_dir().join("tar")).arg(&top))?;
     Ok((file, programs))
 }

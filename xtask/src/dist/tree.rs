@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::say;
+use super::output_of;
 use crate::{cargo, mpi_coll, root};
 
 /// Install folders, relative to the tree's root.
@@ -49,7 +49,7 @@ pub(super) fn fill(tree: &Path, built: &Path, layout: &Layout) -> Result<Vec<Pat
     }
     for file in &stripped {
         // Symbols are nine tenths of the size; a missing strip is no error.
-        let _ = say(Command::new("strip").arg("--strip-unneeded").arg(file));
+        let _ = output_of(Command::new("strip").arg("--strip-unneeded").arg(file));
     }
     let dissector = root().join("docs/barewire.lua");
     copy(&dissector, &lib.join("wireshark/plugins/barewire.lua"), 0o644)?;
@@ -79,7 +79,7 @@ fn man_pages(man: &Path, built: &Path) -> Result<(), String> {
         pages.push(to);
     }
     for page in pages {
-        say(Command::new("gzip").args(["-9n", "-f"]).arg(page))?;
+        output_of(Command::new("gzip").args(["-9n", "-f"]).arg(page))?;
     }
     Ok(())
 }
@@ -90,14 +90,14 @@ fn crates() -> Result<String, String> {
     tree.args(["tree", "--package=barewire-cli", "--package=barewire-provider", "--edges=normal"])
         .args(["--prefix=none", "--format={p}: {l}"])
         .current_dir(root());
-    let told = tree.output().map_err(|why| format!("cargo tree: {why}"))?;
-    if !told.status.success() {
-        return Err(format!("cargo tree: {}", String::from_utf8_lossy(&told.stderr)));
+    let output = tree.output().map_err(|why| format!("cargo tree: {why}"))?;
+    if !output.status.success() {
+        return Err(format!("cargo tree: {}", String::from_utf8_lossy(&output.stderr)));
     }
-    let told = String::from_utf8_lossy(&told.stdout);
+    let output = String::from_utf8_lossy(&output.stdout);
     // Crates of the workspace have a path behind the version. Proc macros are not linked in.
     let others = |line: &&str| !line.contains("(/") && !line.contains("(proc-macro)");
-    let lines = told.lines().map(|line| line.trim_end_matches(" (*)")).filter(others);
+    let lines = output.lines().map(|line| line.trim_end_matches(" (*)")).filter(others);
     let lines: BTreeSet<&str> = lines.filter(|line| !line.is_empty()).collect();
     Ok(lines.iter().map(|line| format!("{line}\n")).collect())
 }
@@ -145,7 +145,7 @@ fn files_in(dir: &Path) -> Result<Vec<PathBuf>, String> {
 
 /// The man page of the command, from `--help` of it and of its subcommands.
 fn page(command: &Path) -> Result<String, String> {
-    let help = say(Command::new(command).arg("--help"))?;
+    let help = output_of(Command::new(command).arg("--help"))?;
     let commands = help.lines().skip_while(|line| *line != "Commands:").skip(1);
     let commands: Vec<&str> = commands
         .take_while(|line| line.starts_with("  "))
@@ -160,7 +160,7 @@ fn page(command: &Path) -> Result<String, String> {
     );
     section(&mut text, "DESCRIPTION", &help);
     for name in commands {
-        let help = say(Command::new(command).args([name, "--help"]))?;
+        let help = output_of(Command::new(command).args([name, "--help"]))?;
         section(&mut text, &format!("BAREWIRE {}", name.to_uppercase()), &help);
     }
     text.push_str(".SH SEE ALSO\n.BR fi_barewire (7)\n");

@@ -28,7 +28,7 @@ impl Mpi {
     }
 
     /// How to install it.
-    pub(crate) fn mend(self) -> &'static str {
+    pub(crate) fn hint(self) -> &'static str {
         match self {
             Self::Openmpi => "sudo apt-get install openmpi-bin libopenmpi-dev",
             Self::Openmpi5 => {
@@ -242,7 +242,12 @@ impl Job<'_> {
 mod tests {
     use super::*;
 
-    fn said(mpi: Mpi, is_root: bool, spread: Option<Spread>, agent: Option<PathBuf>) -> String {
+    fn command_line_of(
+        mpi: Mpi,
+        is_root: bool,
+        spread: Option<Spread>,
+        agent: Option<PathBuf>,
+    ) -> String {
         let program = ["./a b".to_owned(), "it's".to_owned()];
         let (library, port) = (Path::new("/x"), "afpacket:eth0");
         let coll = match mpi {
@@ -265,18 +270,18 @@ mod tests {
 
     #[test]
     fn a_command_line_can_be_copied() {
-        let line = said(Mpi::Openmpi, false, None, None);
+        let line = command_line_of(Mpi::Openmpi, false, None, None);
         let start = "FI_PROVIDER=barewire FI_PROVIDER_PATH=/x FI_BAREWIRE_PORT=afpacket:eth0 \
                      mpirun -n 6 --oversubscribe";
         assert!(line.starts_with(start), "{line}");
         assert!(line.ends_with(r"'./a b' 'it'\''s'") && !line.contains("root"), "{line}");
         assert!(line.contains(" --mca mca_base_component_path SYS_DEFAULT:/c "), "{line}");
         assert!(line.contains(" OMPI_MCA_mca_base_component_path=SYS_DEFAULT:/c "), "{line}");
-        let line = said(Mpi::Mpich5, true, None, None);
+        let line = command_line_of(Mpi::Mpich5, true, None, None);
         let mid = "MPIR_CVAR_CH4_NETMOD=ofi MPIR_CVAR_NOLOCAL=1 mpiexec -n 6 ";
         assert!(line.contains(&format!("{mid}-genv LD_PRELOAD /l.so './a b'")), "{line}");
         assert!(line.contains(" --export=ALL,LD_PRELOAD=/l.so './a b'"), "{line}");
-        let line = said(Mpi::Openmpi5, true, None, None);
+        let line = command_line_of(Mpi::Openmpi5, true, None, None);
         assert!(line.contains(" -x LD_PRELOAD=/l.so './a b'"), "{line}");
     }
 
@@ -289,13 +294,13 @@ mod tests {
             (Mpi::Mpich5, "mpiexec -n 6 -f hosts -ppn 3"),
             (Mpi::Sos, "SHMEM_OFI_PROVIDER=barewire oshrun -n 6 -f hosts -ppn 3"),
         ] {
-            let line = said(mpi, true, spread(), None);
+            let line = command_line_of(mpi, true, spread(), None);
             assert!(line.contains(words) && !line.contains("agent"), "{line}");
             assert!(line.contains(" --nodes 2 --ntasks-per-node 3 "), "{line}");
-            let here = said(mpi, true, spread(), Some("/a".into()));
+            let here = command_line_of(mpi, true, spread(), Some("/a".into()));
             assert!(here.contains("agent /a") || here.contains("-launcher-exec /a"), "{here}");
         }
-        let line = said(Mpi::Openmpi5, false, spread(), None);
+        let line = command_line_of(Mpi::Openmpi5, false, spread(), None);
         assert!(line.contains("OMPI_MCA_osc=rdma srun --mpi=pmix "), "{line}");
     }
 }

@@ -29,7 +29,7 @@ pub(super) struct Change {
     at: Range<usize>,
     how: How,
     /// Place and change for a reader: `LINE:COLUMN: replace == with != in FUNCTION`.
-    pub(super) told: String,
+    pub(super) label: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,9 +77,9 @@ pub(super) fn switched(
     let mut out = String::new();
     let mut ranges: Vec<_> = changes.iter().map(|(n, _)| (*n, 0..0)).collect();
     let mut copied = 0;
-    for ((place, side, ..), i) in marks {
-        out.push_str(&text[copied..place]);
-        copied = place;
+    for ((at, side, ..), i) in marks {
+        out.push_str(&text[copied..at]);
+        copied = at;
         let (n, change) = changes[i];
         let range = &mut ranges[i].1;
         if side > 0 {
@@ -106,12 +106,12 @@ struct Finder<'a> {
 }
 
 impl Finder<'_> {
-    fn note(&mut self, at: Range<usize>, how: How, what: &str) {
+    fn record(&mut self, at: Range<usize>, how: How, what: &str) {
         let before = &self.text[..at.start];
         let line = before.matches('\n').count() + 1;
         let column = before.chars().rev().take_while(|&c| c != '\n').count() + 1;
-        let told = format!("{line}:{column}: {what} in {}", self.function);
-        self.found.push(Change { at, how, told });
+        let label = format!("{line}:{column}: {what} in {}", self.function);
+        self.found.push(Change { at, how, label });
     }
 
     fn source(&self, part: &impl Spanned) -> &str {
@@ -133,7 +133,7 @@ impl Finder<'_> {
         let body = self.text[open..block.brace_token.span.close().byte_range().start].trim();
         for value in values.iter().filter(|&&value| value != body) {
             let how = How::First(format!("return {value};"));
-            self.note(open..open, how, format!("return {value}").trim_end());
+            self.record(open..open, how, format!("return {value}").trim_end());
         }
         self.visit_block(block);
     }
@@ -171,7 +171,7 @@ fn others(op: &BinOp) -> &'static [&'static str] {
 }
 
 /// Whether `code` queries a planted bug of the simulator, which other builds do not have.
-fn asks_for_bug(code: &str) -> bool {
+fn queries_bug(code: &str) -> bool {
     code.contains("planted(")
 }
 
@@ -284,7 +284,7 @@ impl<'ast> Visit<'ast> for Finder<'_> {
             if matches!(called, Expr::Call(_) | Expr::MethodCall(_)) && !is_hint(called) {
                 let words: Vec<&str> = self.source(stmt).split_whitespace().collect();
                 let what = format!("delete {}", words.join(" "));
-                self.note(stmt.span().byte_range(), How::Without, &what);
+                self.record(stmt.span().byte_range(), How::Without, &what);
             }
         }
         visit::visit_stmt(self, stmt);
@@ -302,7 +302,7 @@ impl<'ast> Visit<'ast> for Finder<'_> {
         if matches!(e.op, BinOp::And(_)) && (is_of_bug(&e.left) || is_of_bug(&e.right)) {
             return;
         }
-        if !binds(&e.left) && !binds(&e.right) && !asks_for_bug(self.source(e)) {
+        if !binds(&e.left) && !binds(&e.right) && !queries_bug(self.source(e)) {
             let (left, right) = (self.source(&e.left), self.source(&e.right));
             let op = self.source(&e.op).to_owned();
             let all = others(&e.op).iter().map(|&other| match other {
@@ -312,17 +312,17 @@ impl<'ast> Visit<'ast> for Finder<'_> {
             });
             for (other, code) in all.collect::<Vec<_>>() {
                 let what = format!("replace {op} with {other}");
-                self.note(e.span().byte_range(), How::Instead(code), &what);
+                self.record(e.span().byte_range(), How::Instead(code), &what);
             }
         }
         visit::visit_expr_binary(self, e);
     }
 
     fn visit_expr_unary(&mut self, e: &'ast syn::ExprUnary) {
-        if !matches!(e.op, syn::UnOp::Deref(_)) && !asks_for_bug(self.source(e)) {
+        if !matches!(e.op, syn::UnOp::Deref(_)) && !queries_bug(self.source(e)) {
             let code = self.source(&e.expr).to_owned();
             let what = format!("delete {}", self.source(&e.op));
-            self.note(e.span().byte_range(), How::Instead(code), &what);
+            self.record(e.span().byte_range(), How::Instead(code), &what);
         }
         visit::visit_expr_unary(self, e);
     }
@@ -332,15 +332,15 @@ impl<'ast> Visit<'ast> for Finder<'_> {
 mod tests {
     use super::*;
 
-    fn told(text: &str) -> Vec<String> {
-        of(text).unwrap().into_iter().map(|change| change.told).collect()
+    fn label(text: &str) -> Vec<String> {
+        of(text).unwrap().into_iter().map(|change| change.label).collect()
     }
 
     #[test]
     fn operators_returns_and_calls_are_changed() {
         let text = "fn f(a: u8) -> bool {\n    g(a)?;\n    !(a < 3 && a != b + 1)\n}\n";
         assert_eq!(
-            told(text),
+            label(text),
             [
                 "1:22: return true in f",
                 "1:22: return false in f",
@@ -354,10 +354,10 @@ mod tests {
             ]
         );
         assert_eq!(
-            told("fn f() { x += 1; }"),
+            label("fn f() { x += 1; }"),
             ["1:9: return in f", "1:10: replace += with -= in f"]
         );
-        assert_eq!(told("fn f() -> Option<u8> { Some(1) }"), ["1:23: return None in f"]);
+        assert_eq!(label("fn f() -> Option<u8> { Some(1) }"), ["1:23: return None in f"]);
     }
 
     #[test]
@@ -374,11 +374,13 @@ mod tests {
             "fn f() -> u8 { if !planted(Bug::A) && !planted(Bug::B) {} }",
             "fn f() {}",
         ] {
-            let all = told(text);
+            let all = label(text);
             assert!(all.iter().all(|one| one.contains(": return")), "{text}: {all:?}");
         }
         // The links of a chain that bind nothing.
-        assert!(told("fn f() -> u8 { if let Some(x) = y && z == 1 {} }")[0].contains("replace =="));
+        assert!(
+            label("fn f() -> u8 { if let Some(x) = y && z == 1 {} }")[0].contains("replace ==")
+        );
     }
 
     #[test]
@@ -391,12 +393,12 @@ mod tests {
             "/// [`Bug::A`]: more.\nfn f() -> bool { g(1); x == 1 }",
             "impl A {\n/// So it is [`Bug::A`].\nfn f() -> bool { g(1); x == 1 } }",
         ] {
-            assert_eq!(told(text), [""; 0], "{text}");
+            assert_eq!(label(text), [""; 0], "{text}");
         }
         let text = "fn f() -> u8 { if planted(Bug::A) { g(1); } else { g(2); } 0 }";
-        assert_eq!(told(text), ["1:52: delete g(2); in f"]);
+        assert_eq!(label(text), ["1:52: delete g(2); in f"]);
         let text = "fn f() -> u8 { if !planted(Bug::A) || x { g(1); } 0 }";
-        assert_eq!(told(text), ["1:43: delete g(1); in f"]);
+        assert_eq!(label(text), ["1:43: delete g(1); in f"]);
     }
 
     #[test]

@@ -67,12 +67,12 @@ pub(super) fn fetch(root: &Path, package: &str, options: &[String]) -> Result<()
 /// # Errors
 /// [`NotHere`]: the archive has no such suite, or cannot be reached.
 pub(super) fn lists(root: &Path, suite: &str) -> Result<Vec<String>, NotHere> {
-    let told = quiet("apt-get")
+    let output = quiet("apt-get")
         .args(["indextargets", "--format", "$(REPO_URI) $(CODENAME)", "Created-By: Packages"])
         .output()
         .map_err(|why| NotHere(format!("apt-get indextargets: {why}")))?;
     let codename = codename();
-    let archive = archive(&String::from_utf8_lossy(&told.stdout), &codename);
+    let archive = archive(&String::from_utf8_lossy(&output.stdout), &codename);
     let archive = archive.ok_or_else(|| NotHere(format!("apt has no archive of {codename}")))?;
     let apt = root.join(LISTS);
     for dir in ["lists/partial", "cache/archives/partial"] {
@@ -138,8 +138,8 @@ pub(super) fn succeed(command: &mut Command) -> Result<(), NotHere> {
     match command.output() {
         Ok(output) if output.status.success() => Ok(()),
         Ok(output) => {
-            let said = String::from_utf8_lossy(&output.stderr);
-            let why = said.lines().next_back().unwrap_or("no reason given").to_owned();
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            let why = stderr.lines().next_back().unwrap_or("no reason given").to_owned();
             Err(NotHere(format!("{what}: {why}")))
         }
         Err(why) => Err(NotHere(format!("{what}: {why}"))),

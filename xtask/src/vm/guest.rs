@@ -155,7 +155,7 @@ impl Guest {
 
 /// Result of a guest.
 #[derive(Debug)]
-pub(crate) struct Ended {
+pub(crate) struct GuestOutput {
     /// The command's exit code; `None` if the guest reported none within its time limit.
     pub(crate) code: Option<i32>,
     /// Accesses that the IOMMU refused.
@@ -166,11 +166,11 @@ pub(crate) struct Ended {
     pub(crate) trouble: String,
 }
 
-/// Boots `guest`, passes every output line of its command to `tell`, and waits for its end.
+/// Boots `guest`, passes every output line of its command to `on_line`, and waits for its end.
 ///
 /// # Errors
 /// [`NotHere`]: QEMU or the kernel is not available.
-pub(crate) fn run(guest: &Guest, tell: &mut dyn FnMut(&str)) -> Result<Ended, NotHere> {
+pub(crate) fn run(guest: &Guest, on_line: &mut dyn FnMut(&str)) -> Result<GuestOutput, NotHere> {
     let emulator = Emulator::with(guest.nics.iter().map(|nic| nic.device.as_str()))?;
     let kernel = Kernel::provide(guest.kernel)?;
     sweep(&target_dir().join("vm"));
@@ -180,7 +180,7 @@ pub(crate) fn run(guest: &Guest, tell: &mut dyn FnMut(&str)) -> Result<Ended, No
     let initrd = initrd(guest, &kernel)?;
     std::fs::write(dir.join("initrd"), initrd).map_err(failed)?;
     let mut running = Running::start(guest, (&emulator, &kernel), &dir).map_err(failed)?;
-    let ended = running.wait(guest, tell);
+    let ended = running.wait(guest, on_line);
     drop(running);
     // The guest's files are no longer needed.
     let _ = std::fs::remove_dir_all(&dir);
@@ -292,24 +292,24 @@ impl Running {
         for file in ["console", "output"] {
             File::create(dir.join(file))?;
         }
-        let said = File::create(dir.join("qemu"))?;
+        let log = File::create(dir.join("qemu"))?;
         let child = emulator
             .command()
             .args(arguments(guest, kernel, dir))
             .stdin(Stdio::null())
-            .stdout(said.try_clone()?)
-            .stderr(said)
+            .stdout(log.try_clone()?)
+            .stderr(log)
             .spawn()?;
         Ok(Self { child, dir: dir.to_owned() })
     }
 
-    fn wait(&mut self, guest: &Guest, tell: &mut dyn FnMut(&str)) -> Ended {
+    fn wait(&mut self, guest: &Guest, on_line: &mut dyn FnMut(&str)) -> GuestOutput {
         let started = Instant::now();
         let mut lines = Lines::open(&self.dir.join("output"));
         let mut asked = Lines::open(&self.dir.join("console"));
         let monitor = guest.asks.clone().unwrap_or_else(|| guest.monitor_in(&self.dir));
         let mut ended =
-            Ended { code: None, faults: 0, output: String::new(), trouble: String::new() };
+            GuestOutput { code: None, faults: 0, output: String::new(), trouble: String::new() };
         let mut status = None;
         loop {
             let over = self.child.try_wait().map_or(true, |ended| {
@@ -320,14 +320,16 @@ impl Running {
                 if let Some(result) = line.strip_prefix("VM-RESULT ") {
                     (ended.code, ended.faults) = result_of(result);
                 } else if !line.starts_with("VM-READY") {
-                    tell(&line);
+                    on_line(&line);
                     ended.output.push_str(&line);
                     ended.output.push('\n');
                 }
             }
             for line in asked.take() {
                 let command = line.split_once(ASKS).map(|(_, command)| command);
-                if let Some(Err(why)) = command.map(|command| monitor::say(&monitor, command)) {
+                if let Some(Err(why)) =
+                    command.map(|command| monitor::run_command(&monitor, command))
+                {
                     // The guest times out waiting for the command's effect, and reports that.
                     ended.trouble.push_str(&format!("{line}: {}: {why}\n", monitor.display()));
                 }

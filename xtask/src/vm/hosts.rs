@@ -6,7 +6,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use super::NotHere;
-use super::guest::{self, Ended, Guest, Model, Nic};
+use super::guest::{self, Guest, GuestOutput, Model, Nic};
 use super::wire::Wire;
 use crate::target_dir;
 
@@ -32,11 +32,11 @@ const MEASURED: &str = "--verify --size 8,1400,64k --iterations 50";
 ///
 /// # Errors
 /// [`NotHere`].
-pub(crate) fn two_hosts(barewire: &Path) -> Result<Vec<Ended>, NotHere> {
+pub(crate) fn two_hosts(barewire: &Path) -> Result<Vec<GuestOutput>, NotHere> {
     let mut host = Guest::with_pair("host", Model::Virtio.device()).program(barewire);
     host.bind = false;
     host.modules = vec!["virtio_pci", "virtio_net", "af_packet"];
-    joined(&host, LISTENS.to_owned(), (HINT, 2), |hints| {
+    on_two_guests(&host, LISTENS.to_owned(), (HINT, 2), |hints| {
         let commands: Vec<String> = hints.iter().filter_map(|hint| command_in(hint)).collect();
         script(&commands)
     })
@@ -63,11 +63,11 @@ const HOSTS: [&str; PER_HOST] = ["10.0.0.1", "[fd00::1]", "host-1"];
 ///
 /// # Errors
 /// [`NotHere`].
-pub(crate) fn behind_switches(barewire: &Path, nic: Model) -> Result<Vec<Ended>, NotHere> {
+pub(crate) fn behind_switches(barewire: &Path, nic: Model) -> Result<Vec<GuestOutput>, NotHere> {
     let host = Guest::with_pair(&format!("behind-{nic:?}"), nic.device()).program(barewire);
     let listens = "barewire pingpong --port vfio:$NIC0,switch=yes --listen --once".to_owned();
-    let first = together(1, &vec![listens; PER_HOST]);
-    joined(&host, first, (NAME_HINT, PER_HOST), |names| together(2, &by_name(names)))
+    let first = behind_switch(1, &vec![listens; PER_HOST]);
+    on_two_guests(&host, first, (NAME_HINT, PER_HOST), |names| behind_switch(2, &by_name(names)))
 }
 
 /// Commands of the other host: one for each of the first host's processes, with its service. Name
@@ -88,7 +88,7 @@ fn by_name(names: &[String]) -> Vec<String> {
 const SHORTER: &str = "--verify --size 2000 --iterations 10";
 
 /// Commands that run in parallel behind a switch of host `own`; all must succeed.
-fn together(own: u16, commands: &[String]) -> String {
+fn behind_switch(own: u16, commands: &[String]) -> String {
     let mut script = format!("OWN={own}\n{NAMED}");
     script += "unset BAREWIRE_NEAR\n\
                       barewire switch --port vfio:$NIC0 2>/tmp/switch &\n\
@@ -106,15 +106,15 @@ fn together(own: u16, commands: &[String]) -> String {
 
 /// Runs `listens` in one guest like `host`, and in another the script that `talks` makes of the
 /// `count` lines that the first prints after `hint`. A loss-free cable joins the guests.
-fn joined(
+fn on_two_guests(
     host: &Guest,
     listens: String,
     (hint, count): (&str, usize),
     talks: impl FnOnce(&[String]) -> String,
-) -> Result<Vec<Ended>, NotHere> {
+) -> Result<Vec<GuestOutput>, NotHere> {
     let dir = format!("hosts-{}-{}", std::process::id(), host.name);
     let dir = target_dir().join("vm").join(dir);
-    let wire = Wire::lay(&dir, 0, 1).map_err(|why| NotHere(format!("{dir:?}: {why}")))?;
+    let wire = Wire::open(&dir, 0, 1).map_err(|why| NotHere(format!("{dir:?}: {why}")))?;
     let host = |end: &'static str, station: u16, command: String| {
         let mut guest = host.clone();
         guest.name = format!("{}-{end}", guest.name);
@@ -135,16 +135,16 @@ fn joined(
                 }
             })
         });
-        let mut said = Vec::new();
-        while said.len() < count {
+        let mut lines = Vec::new();
+        while lines.len() < count {
             match hints.recv_timeout(BOOT) {
-                Ok(hint) => said.push(hint),
+                Ok(line) => lines.push(line),
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
             }
         }
         let mut ends = Vec::new();
-        if said.len() == count {
-            let second = host("b", 2, talks(&said));
+        if lines.len() == count {
+            let second = host("b", 2, talks(&lines));
             ends.push(guest::run(&second, &mut |_| {})?);
         }
         ends.insert(0, first.join().map_err(|_| NotHere("it panicked".into()))??);

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use super::guest::{self, Ended, Guest, Model, Nic};
+use super::guest::{self, Guest, GuestOutput, Model, Nic};
 use super::wire::Wire;
 use super::{NotHere, with_setup};
 use crate::packages::{self, FI_INFO, MPICC, MPIRUN};
@@ -122,12 +122,12 @@ pub(crate) fn between_guests(
     provider: &Path,
     nic: Model,
     nightly: bool,
-) -> Result<Vec<Ended>, NotHere> {
+) -> Result<Vec<GuestOutput>, NotHere> {
     let name = format!("mpi-{nic:?}");
     let dir = target_dir().join("vm").join(format!("{name}-{}", std::process::id()));
     let wire = |name: &str| {
         let dir = dir.join(name);
-        Wire::lay(&dir, 0, 1).map_err(|why| NotHere(format!("{dir:?}: {why}")))
+        Wire::open(&dir, 0, 1).map_err(|why| NotHere(format!("{dir:?}: {why}")))
     };
     let (data, control) = (wire("data")?, wire("control")?);
     let mut files = open_mpi()?;
@@ -195,15 +195,15 @@ fn open_mpi() -> Result<Vec<(PathBuf, String)>, NotHere> {
 /// libfabric's program that finds a server by its host.
 fn fi_pingpong() -> Result<PathBuf, NotHere> {
     let program = PathBuf::from("/usr/bin/fi_pingpong");
-    let mend = || NotHere(format!("no fi_pingpong: sudo apt-get install -y {}", FI_INFO.package));
-    if program.is_file() { Ok(program) } else { Err(mend()) }
+    let hint = || NotHere(format!("no fi_pingpong: sudo apt-get install -y {}", FI_INFO.package));
+    if program.is_file() { Ok(program) } else { Err(hint()) }
 }
 
 /// The program of the ranks, compiled.
 fn ranks(dir: &Path) -> Result<PathBuf, NotHere> {
-    let mend = format!("sudo apt-get install -y {}", MPICC.package);
+    let hint = format!("sudo apt-get install -y {}", MPICC.package);
     if !packages::in_path(MPICC.program) {
-        return Err(NotHere(format!("no {}: {mend}", MPICC.program)));
+        return Err(NotHere(format!("no {}: {hint}", MPICC.program)));
     }
     let program = dir.join("vm-ranks");
     let mut compile = Command::new(MPICC.program);
@@ -211,7 +211,7 @@ fn ranks(dir: &Path) -> Result<PathBuf, NotHere> {
     let done = compile.stdin(Stdio::null()).status();
     match done.is_ok_and(|status| status.success()) {
         true => Ok(program),
-        false => Err(NotHere(format!("{} does not compile: {mend}", MPICC.program))),
+        false => Err(NotHere(format!("{} does not compile: {hint}", MPICC.program))),
     }
 }
 

@@ -33,8 +33,8 @@ impl Emulator {
     /// [`NotHere`]: QEMU is not installed, or the one with the devices is not available.
     pub(super) fn with<'a>(devices: impl Iterator<Item = &'a str>) -> Result<Self, NotHere> {
         if !crate::packages::in_path(QEMU.program) {
-            let mend = format!("qemu is not installed: sudo apt-get install -y {}", QEMU.package);
-            return Err(NotHere(mend));
+            let hint = format!("qemu is not installed: sudo apt-get install -y {}", QEMU.package);
+            return Err(NotHere(hint));
         }
         let names = devices.map(|device| device.split(',').next().unwrap_or_default());
         let names: BTreeSet<&str> = names.collect();

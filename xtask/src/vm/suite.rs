@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use super::guest::{self, Cable, Ended, Guest, Model, Nic};
+use super::guest::{self, Cable, Guest, GuestOutput, Model, Nic};
 use super::kernel::Flavour;
 use super::wire::Wire;
 use super::{NotHere, with_setup};
@@ -249,7 +249,7 @@ pub(super) fn testpmd() -> Vec<(PathBuf, String)> {
     if !program.is_file() || drivers.is_empty() {
         return Vec::new();
     }
-    std::iter::once(own(&program)).chain(drivers).collect()
+    std::iter::once(same_path(&program)).chain(drivers).collect()
 }
 
 /// The host's program `ip`; the guest's own does not support virtual functions.
@@ -260,7 +260,7 @@ fn iproute2() -> Option<(PathBuf, String)> {
 }
 
 /// A file, with the same path in a guest.
-fn own(path: &Path) -> (PathBuf, String) {
+fn same_path(path: &Path) -> (PathBuf, String) {
     (path.to_owned(), path.to_string_lossy().into_owned())
 }
 
@@ -292,7 +292,7 @@ fn drivers() -> Vec<(PathBuf, String)> {
     if drivers.len() < 4 {
         return Vec::new();
     }
-    drivers.into_iter().map(|path| own(path)).collect()
+    drivers.into_iter().map(|path| same_path(path)).collect()
 }
 
 /// Runs the guests, two at a time, calls `each` with every result, and returns the results in the
@@ -301,8 +301,8 @@ fn drivers() -> Vec<(PathBuf, String)> {
 /// Guests mostly wait: for a device reset, or for a timeout.
 pub(crate) fn run_all(
     runs: &[Run],
-    each: impl Fn(&Run, &Ended, Duration) + Sync,
-) -> Vec<Result<Ended, NotHere>> {
+    each: impl Fn(&Run, &GuestOutput, Duration) + Sync,
+) -> Vec<Result<GuestOutput, NotHere>> {
     process::side_by_side(runs.len(), |n| {
         let began = Instant::now();
         let ended = runs[n].run();
@@ -323,7 +323,7 @@ impl Run {
     ///
     /// # Errors
     /// [`NotHere`].
-    pub(crate) fn run(&self) -> Result<Ended, NotHere> {
+    pub(crate) fn run(&self) -> Result<GuestOutput, NotHere> {
         guest::run(&self.guest, &mut |_| {})
     }
 }
@@ -337,8 +337,8 @@ const LOSS_PERCENT: u64 = 5;
 ///
 /// # Errors
 /// [`NotHere`].
-pub(crate) fn two_guests(program: &Path) -> Result<(Vec<Ended>, String), NotHere> {
-    joined(program, LOSS_PERCENT, ["receives", "sends"], false)
+pub(crate) fn two_guests(program: &Path) -> Result<(Vec<GuestOutput>, String), NotHere> {
+    on_two_guests(program, LOSS_PERCENT, ["receives", "sends"], false)
 }
 
 /// Runs two guests as [`two_guests`] with a loss-free cable: one stops the other's processors for a
@@ -349,21 +349,21 @@ pub(crate) fn two_guests(program: &Path) -> Result<(Vec<Ended>, String), NotHere
 pub(crate) fn stopped_guest(
     program: &Path,
     nightly: bool,
-) -> Result<(Vec<Ended>, String), NotHere> {
-    joined(program, 0, ["is_stopped", "sees_a_stop"], nightly)
+) -> Result<(Vec<GuestOutput>, String), NotHere> {
+    on_two_guests(program, 0, ["is_stopped", "sees_a_stop"], nightly)
 }
 
 /// Runs two tests, one in a guest each; the second guest controls the monitor of the first.
-fn joined(
+fn on_two_guests(
     program: &Path,
     loss_percent: u64,
     tests: [&str; 2],
     nightly: bool,
-) -> Result<(Vec<Ended>, String), NotHere> {
+) -> Result<(Vec<GuestOutput>, String), NotHere> {
     let dir = format!("wire-{}-{}", std::process::id(), tests[0]);
     let dir = target_dir().join("vm").join(dir);
     let wire =
-        Wire::lay(&dir, loss_percent, 1).map_err(|why| NotHere(format!("{dir:?}: {why}")))?;
+        Wire::open(&dir, loss_percent, 1).map_err(|why| NotHere(format!("{dir:?}: {why}")))?;
     let device = Model::E1000e.device();
     let nightly = if nightly { "export BAREWIRE_NIGHTLY=1\n" } else { "" };
     let guest = |end: &'static str, [own, peer]: [u16; 2], test: &str| {
@@ -389,7 +389,7 @@ fn joined(
         threads.map(|thread| thread.join().unwrap_or_else(|_| Err(NotHere("it panicked".into()))))
     });
     let (carried, lost) = wire.counts();
-    let both = both.into_iter().collect::<Result<Vec<Ended>, NotHere>>()?;
+    let both = both.into_iter().collect::<Result<Vec<GuestOutput>, NotHere>>()?;
     Ok((both, format!("{carried} frames carried, {lost} lost")))
 }
 

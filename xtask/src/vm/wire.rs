@@ -24,7 +24,7 @@ impl Wire {
     ///
     /// # Errors
     /// The sockets cannot be created.
-    pub(crate) fn lay(dir: &Path, loss_percent: u64, seed: u64) -> std::io::Result<Self> {
+    pub(crate) fn open(dir: &Path, loss_percent: u64, seed: u64) -> std::io::Result<Self> {
         std::fs::create_dir_all(dir)?;
         let over = Arc::new(AtomicBool::new(false));
         let counts = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
@@ -40,7 +40,7 @@ impl Wire {
             let (over, counts) = (Arc::clone(&over), Arc::clone(&counts));
             let seed = seed.wrapping_mul(2) + u64::from(from == 0);
             threads.push(std::thread::spawn(move || {
-                carry(&socket, (&out, &to), loss_percent, seed, &over, &counts);
+                forward(&socket, (&out, &to), loss_percent, seed, &over, &counts);
             }));
         }
         Ok(Self { dir: dir.to_owned(), over, counts, threads })
@@ -69,7 +69,7 @@ impl Drop for Wire {
     }
 }
 
-fn carry(
+fn forward(
     from: &UnixDatagram,
     (out, to): (&UnixDatagram, &Path),
     loss_percent: u64,
@@ -103,7 +103,7 @@ mod tests {
     #[test]
     fn what_goes_in_comes_out_but_for_what_is_lost() {
         let dir = std::env::temp_dir().join(format!("xtask-wire-{}", std::process::id()));
-        let wire = Wire::lay(&dir, 20, 7).unwrap();
+        let wire = Wire::open(&dir, 20, 7).unwrap();
         let nic = |end: &str| {
             let Cable::Datagram(own, other) = wire.end(end) else { panic!("no socket") };
             let socket = UnixDatagram::bind(own).unwrap();
