@@ -15,7 +15,7 @@ use barewire_driver::clock::now_ns;
 use barewire_driver::frame::{RxFrame, TxFrame};
 use barewire_driver::port::{Port, PortCaps, Tx};
 
-use crate::end::{Made, Memory, node, node_settings};
+use crate::end::{BenchResult, Memory, node, node_settings};
 
 /// Messages in flight.
 const WINDOW: usize = 16;
@@ -98,7 +98,7 @@ impl Attacked {
     ///
     /// # Errors
     /// The node's error.
-    pub fn open(len: usize) -> Made<Self> {
+    pub fn open(len: usize) -> BenchResult<Self> {
         let (a, b) = Loopback::pair();
         let open = |port, number| {
             // Only a port that may lose frames leads out of the machine.
@@ -128,7 +128,7 @@ impl Attacked {
     ///
     /// # Errors
     /// A message was refused or did not arrive.
-    pub fn run(&mut self, count: u64, attack: Option<(Forgery, u64)>) -> Made<u64> {
+    pub fn run(&mut self, count: u64, attack: Option<(Forgery, u64)>) -> BenchResult<u64> {
         let (mut posted, mut sent, mut received, mut frames, mut forged) = (0, 0, 0, 0, 0);
         for _ in 0..count * 100_000 {
             while posted < count && posted - received.min(sent) < WINDOW as u64 {
@@ -175,7 +175,7 @@ impl Attacked {
 }
 
 impl Station {
-    fn open(number: u64, caps: &PortCaps, len: usize) -> Made<Self> {
+    fn open(number: u64, caps: &PortCaps, len: usize) -> BenchResult<Self> {
         let key = PreSharedKey::new(&[7; 32], Mode::Encrypted).ok_or("not a key")?;
         let keys = Keyring::new(vec![key], [number as u8; 32]);
         let (node, ep, cq, av) = node(NodeSettings { keys, ..node_settings(number) }, caps)?;

@@ -105,7 +105,7 @@ fn callgrind(case: &str, count: u64) -> Result<u64, String> {
         .arg("--fair-sched=yes")
         .arg(format!("--toggle-collect={STEADY}"))
         .arg(format!("--callgrind-out-file={}", out.display()))
-        .arg(me()?)
+        .arg(own_path()?)
         .args(["--steady", case, "--count", &count.to_string()])
         .stdin(Stdio::null())
         .output()
@@ -132,7 +132,7 @@ pub fn syscalls(case: &str, few: u64, many: u64) -> Result<f64, String> {
 
 /// Runs this program under ptrace and counts its system-call stops.
 fn trace(case: &str, count: u64) -> Result<u64, String> {
-    let mut command = Command::new(me()?);
+    let mut command = Command::new(own_path()?);
     command.args(["--steady", case, "--count", &count.to_string()]).stdin(Stdio::null());
     command.stdout(Stdio::null());
     // SAFETY: `pre_exec` runs between fork and exec, where only async-signal-safe calls are
@@ -178,6 +178,6 @@ fn last_error() -> std::io::Error {
     std::io::Error::last_os_error()
 }
 
-fn me() -> Result<std::path::PathBuf, String> {
+fn own_path() -> Result<std::path::PathBuf, String> {
     std::env::current_exe().map_err(|why| format!("own path: {why}"))
 }

@@ -13,8 +13,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, Pid, fork};
 
-use crate::end::Made;
-use crate::place::{CHUNK, Line, PROBE, Place, bounce, echo};
+use crate::cpu_pair::{CHUNK, CpuPair, Line, PROBE, bounce, echo};
+use crate::end::BenchResult;
 use crate::{Row, Sample, median};
 
 /// Time limit of a command of the second process.
@@ -25,8 +25,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const IDLE_TURNS: u32 = 10_000;
 const NAP: Duration = Duration::from_micros(50);
 
-/// Most pairs of ports that can [meet](First::meet).
-const MEETS_MAX: usize = 4;
+/// Most pairs of ports that can [exchange](First::exchange_station).
+const EXCHANGES_MAX: usize = 4;
 
 const QUIT: u64 = 0;
 const BOUNCE: u64 = 1;
@@ -35,17 +35,17 @@ const WORK: u64 = 2;
 /// Shared memory of the two processes.
 #[derive(Debug, Default)]
 #[repr(C)]
-struct Board {
+struct SharedPage {
     ping: Line,
     pong: Line,
     /// Numbers of the last command that was given, begun and done.
-    asked: Line,
+    posted: Line,
     begun: Line,
     done: Line,
     kind: Line,
     args: [AtomicU64; 4],
     /// Stations of the two processes' ports, by pair; 0 until known.
-    macs: [[AtomicU64; 2]; MEETS_MAX],
+    macs: [[AtomicU64; 2]; EXCHANGES_MAX],
 }
 
 /// A command to the second process: its kind and arguments.
@@ -61,16 +61,16 @@ pub struct Task {
 
 /// The second process's side.
 pub struct Second {
-    board: &'static Board,
-    meets: Cell<usize>,
+    page: &'static SharedPage,
+    exchanges: Cell<usize>,
 }
 
 /// The measuring process's side. Kills the second process when dropped.
 pub struct First {
-    board: &'static Board,
+    page: &'static SharedPage,
     pid: Pid,
     commands: u64,
-    meets: Cell<usize>,
+    exchanges: Cell<usize>,
 }
 
 /// Forks. `second` runs in the new process, pinned to the second processor, and receives the
@@ -79,40 +79,42 @@ pub struct First {
 /// # Errors
 /// The system call's error.
 pub fn start(second: impl FnOnce(&Second) -> Result<(), String>) -> Result<First, String> {
-    let place = Place::find()?;
-    let board = share()?;
+    let cpu_pair = CpuPair::find()?;
+    let page = share()?;
     // SAFETY: `fork` needs a process with one thread, since of other threads only the locks would
     // be copied: benchmarks start no thread before this.
     match unsafe { fork() }.map_err(|e| format!("fork: {e}"))? {
         ForkResult::Child => {
             // SAFETY: `prctl(PR_SET_PDEATHSIG)` takes a signal and touches no memory.
             unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
-            let ended = place.pin(1).and_then(|()| second(&Second { board, meets: Cell::new(0) }));
+            let ended =
+                cpu_pair.pin(1).and_then(|()| second(&Second { page, exchanges: Cell::new(0) }));
             if let Err(why) = &ended {
                 eprintln!("second process: {why}");
             }
             std::process::exit(i32::from(ended.is_err()));
         }
         ForkResult::Parent { child } => {
-            place.pin(0)?;
-            Ok(First { board, pid: child, commands: 0, meets: Cell::new(0) })
+            cpu_pair.pin(0)?;
+            Ok(First { page, pid: child, commands: 0, exchanges: Cell::new(0) })
         }
     }
 }
 
 /// A page that a forked child shares. Mapped until the process exits.
-fn share() -> Result<&'static Board, String> {
+fn share() -> Result<&'static SharedPage, String> {
     let (prot, flags) =
         (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
     // SAFETY: a new mapping at an address of the kernel's choice touches no other memory.
-    let at = unsafe { libc::mmap(std::ptr::null_mut(), size_of::<Board>(), prot, flags, -1, 0) };
+    let at =
+        unsafe { libc::mmap(std::ptr::null_mut(), size_of::<SharedPage>(), prot, flags, -1, 0) };
     if at == libc::MAP_FAILED {
         return Err(format!("mmap: {}", std::io::Error::last_os_error()));
     }
-    let board = NonNull::new(at.cast::<Board>()).ok_or("mmap: null")?;
-    // SAFETY: mapped for ever, page-aligned, as long as a `Board`; zeros are one, since it consists
-    // of atomic words; only ever reached by shared references.
-    Ok(unsafe { board.as_ref() })
+    let page = NonNull::new(at.cast::<SharedPage>()).ok_or("mmap: null")?;
+    // SAFETY: mapped for ever, page-aligned, as long as a `SharedPage`; zeros are one, since it
+    // consists of atomic words; only ever reached by shared references.
+    Ok(unsafe { page.as_ref() })
 }
 
 impl Second {
@@ -121,8 +123,12 @@ impl Second {
     ///
     /// # Panics
     /// If it is called a fifth time.
-    pub fn meet(&self, station: Station) -> Station {
-        meet(&self.board.macs[self.meets.replace(self.meets.get() + 1)], 1, station)
+    pub fn exchange_station(&self, station: Station) -> Station {
+        exchange_station(
+            &self.page.macs[self.exchanges.replace(self.exchanges.get() + 1)],
+            1,
+            station,
+        )
     }
 
     /// Executes commands until there are no more. Calls `idle` while there is none.
@@ -137,8 +143,8 @@ impl Second {
     ) -> Result<(), String> {
         let (mut seen, mut turns) = (0, 0_u32);
         loop {
-            let asked = self.board.asked.0.load(Acquire);
-            if asked == seen {
+            let posted = self.page.posted.0.load(Acquire);
+            if posted == seen {
                 idle(state);
                 turns += 1;
                 if turns > IDLE_TURNS {
@@ -147,32 +153,36 @@ impl Second {
                 }
                 continue;
             }
-            (seen, turns) = (asked, 0);
-            self.board.begun.0.store(seen, Release);
-            let arg = |i: usize| self.board.args[i].load(Relaxed);
-            match self.board.kind.0.load(Relaxed) {
+            (seen, turns) = (posted, 0);
+            self.page.begun.0.store(seen, Release);
+            let arg = |i: usize| self.page.args[i].load(Relaxed);
+            match self.page.kind.0.load(Relaxed) {
                 QUIT => return Ok(()),
-                BOUNCE => echo(&self.board.ping, &self.board.pong, arg(0), arg(1)),
+                BOUNCE => echo(&self.page.ping, &self.page.pong, arg(0), arg(1)),
                 _ => {
                     let task = Task { what: arg(0), len: arg(1) as usize, count: arg(2) };
                     work(state, task)?;
                 }
             }
-            self.board.done.0.store(seen, Release);
+            self.page.done.0.store(seen, Release);
         }
     }
 }
 
 impl First {
     /// Exchanges the stations of this process's port and the other's.
-    pub fn meet(&self, station: Station) -> Station {
-        meet(&self.board.macs[self.meets.replace(self.meets.get() + 1)], 0, station)
+    pub fn exchange_station(&self, station: Station) -> Station {
+        exchange_station(
+            &self.page.macs[self.exchanges.replace(self.exchanges.get() + 1)],
+            0,
+            station,
+        )
     }
 
     /// Gives the other process a command. The caller then does its own part and calls
     /// [`finish`](Self::finish).
     pub fn begin(&mut self, task: Task) {
-        self.ask(WORK, [task.what, task.len as u64, task.count]);
+        self.post_command(WORK, [task.what, task.len as u64, task.count]);
     }
 
     /// Waits until the other process has executed its command, and calls `idle` in between.
@@ -182,7 +192,7 @@ impl First {
     pub fn finish(&self, mut idle: impl FnMut()) -> Result<(), String> {
         let start = Instant::now();
         let mut turns = 0_u64;
-        while self.board.done.0.load(Acquire) != self.commands {
+        while self.page.done.0.load(Acquire) != self.commands {
             idle();
             turns += 1;
             if turns.is_multiple_of(1 << 16) && start.elapsed() > PATIENCE {
@@ -199,8 +209,8 @@ impl First {
     /// As [`finish`](Self::finish).
     pub fn line(&mut self) -> Result<Sample, String> {
         let start = self.commands << 32;
-        self.ask(BOUNCE, [start, PROBE, 0]);
-        let chunks = bounce(&self.board.ping, &self.board.pong, start, PROBE, CHUNK);
+        self.post_command(BOUNCE, [start, PROBE, 0]);
+        let chunks = bounce(&self.page.ping, &self.page.pong, start, PROBE, CHUNK);
         self.finish(|| {})?;
         Ok(chunks.into_iter().collect())
     }
@@ -225,17 +235,17 @@ impl First {
         let _ = kill(self.pid, Signal::SIGCONT);
     }
 
-    fn ask(&mut self, kind: u64, args: [u64; 3]) {
+    fn post_command(&mut self, kind: u64, args: [u64; 3]) {
         self.commands += 1;
-        self.board.kind.0.store(kind, Relaxed);
-        for (to, arg) in self.board.args.iter().zip(args) {
+        self.page.kind.0.store(kind, Relaxed);
+        for (to, arg) in self.page.args.iter().zip(args) {
             to.store(arg, Relaxed);
         }
-        self.board.asked.0.store(self.commands, Release);
+        self.page.posted.0.store(self.commands, Release);
         // So that the measurement does not include the other process's wake-up. Bounded, since it
         // may have exited.
         let start = Instant::now();
-        while self.board.begun.0.load(Acquire) != self.commands && start.elapsed() < PATIENCE {
+        while self.page.begun.0.load(Acquire) != self.commands && start.elapsed() < PATIENCE {
             std::hint::spin_loop();
         }
     }
@@ -243,13 +253,13 @@ impl First {
 
 impl Drop for First {
     fn drop(&mut self) {
-        self.ask(QUIT, [0; 3]);
+        self.post_command(QUIT, [0; 3]);
         // It may have exited already.
         let _ = waitpid(self.pid, None);
     }
 }
 
-fn meet(stations: &[AtomicU64; 2], me: usize, station: Station) -> Station {
+fn exchange_station(stations: &[AtomicU64; 2], me: usize, station: Station) -> Station {
     stations[me].store(station.word(), Release);
     loop {
         let other = stations[1 - me].load(Acquire);
@@ -273,9 +283,12 @@ impl Rounds {
     ///
     /// # Errors
     /// The first error of `round`.
-    pub fn measure(count: u64, mut round: impl FnMut() -> Made<(f64, f64)>) -> Made<Self> {
+    pub fn measure(
+        count: u64,
+        mut round: impl FnMut() -> BenchResult<(f64, f64)>,
+    ) -> BenchResult<Self> {
         round()?;
-        let pairs = (0..count).map(|_| round()).collect::<Made<_>>()?;
+        let pairs = (0..count).map(|_| round()).collect::<BenchResult<_>>()?;
         Ok(Self { pairs })
     }
 

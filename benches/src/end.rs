@@ -40,13 +40,13 @@ pub trait End {
     fn connect(&mut self, peer: EpAddr);
 
     /// Connects to the endpoint of the other process: the same endpoint number at the station that
-    /// `meet` returns for this one.
-    fn join(&mut self, meet: impl FnOnce(Station) -> Station)
+    /// `exchange_station` returns for this one.
+    fn join(&mut self, exchange_station: impl FnOnce(Station) -> Station)
     where
         Self: Sized,
     {
         let own = self.addr();
-        self.connect(EpAddr { station: meet(own.station), incarnation: 0, ..own });
+        self.connect(EpAddr { station: exchange_station(own.station), incarnation: 0, ..own });
     }
 
     /// Posts a receive of `len` bytes at offset `at` of the memory. False if it must be repeated.
@@ -123,7 +123,7 @@ pub struct NodeEnd {
 }
 
 /// A result whose error is text.
-pub type Made<T> = Result<T, String>;
+pub type BenchResult<T> = Result<T, String>;
 
 /// Settings of node `number`.
 pub fn node_settings(number: u64) -> NodeSettings {
@@ -134,7 +134,7 @@ pub fn node_settings(number: u64) -> NodeSettings {
 ///
 /// # Errors
 /// The node's error.
-pub fn node(settings: NodeSettings, caps: &PortCaps) -> Made<(Node, EpId, CqId, AvId)> {
+pub fn node(settings: NodeSettings, caps: &PortCaps) -> BenchResult<(Node, EpId, CqId, AvId)> {
     let said = |e: Error| format!("node: {e}");
     let mut node = Node::new(settings, caps).map_err(said)?;
     let cq = node.cqs.open(4096).map_err(said)?;
@@ -152,7 +152,7 @@ impl NodeEnd {
     ///
     /// # Errors
     /// The node's error.
-    pub fn open(port: Box<dyn Port>, number: u64, memory: usize) -> Made<Self> {
+    pub fn open(port: Box<dyn Port>, number: u64, memory: usize) -> BenchResult<Self> {
         let (node, ep, cq, av) = node(node_settings(number), port.caps())?;
         let memory = Memory::new(memory);
         Ok(Self { node, port, ep, cq, av, peer: FI_ADDR_UNSPEC, memory })
@@ -162,7 +162,7 @@ impl NodeEnd {
     ///
     /// # Errors
     /// The error of the port or the node.
-    pub fn open_on(spec: &str, number: u64, memory: usize) -> Made<Self> {
+    pub fn open_on(spec: &str, number: u64, memory: usize) -> BenchResult<Self> {
         let port = barewire_driver::open::open(spec).map_err(|e| e.to_string())?;
         Self::open(port, number, memory)
     }
@@ -334,7 +334,7 @@ pub(crate) fn domain(
     progress: Progress,
     eager_max: Option<usize>,
     seal: Option<SealMode>,
-) -> Made<(Domain, Info, Av)> {
+) -> BenchResult<(Domain, Info, Av)> {
     let said = |e: barewire::Error| format!("{spec}: {e}");
     let mut hints = Info { caps, ..Info::default() };
     hints.domain_attr.data_progress = progress;
@@ -385,7 +385,7 @@ impl RawEnd {
     ///
     /// # Errors
     /// The error of the port or the API.
-    pub fn open(spec: &str, memory: usize) -> Made<Self> {
+    pub fn open(spec: &str, memory: usize) -> BenchResult<Self> {
         Self::open_sealed(spec, memory, None)
     }
 
@@ -393,7 +393,7 @@ impl RawEnd {
     ///
     /// # Errors
     /// Those of [`open`](Self::open).
-    pub fn open_sealed(spec: &str, memory: usize, seal: Option<SealMode>) -> Made<Self> {
+    pub fn open_sealed(spec: &str, memory: usize, seal: Option<SealMode>) -> BenchResult<Self> {
         let said = |e: barewire::Error| format!("{spec}: {e}");
         let (domain, info, av) = domain(spec, Caps::TAGGED, Progress::Manual, None, seal)?;
         let cq = domain.raw_cq_open(CqAttr::default()).map_err(said)?;
@@ -488,7 +488,7 @@ impl SafeEnd {
     ///
     /// # Errors
     /// The error of the port or the API.
-    pub fn open(spec: &str, count: usize, len: usize) -> Made<Self> {
+    pub fn open(spec: &str, count: usize, len: usize) -> BenchResult<Self> {
         let said = |e: barewire::Error| format!("{spec}: {e}");
         let (domain, info, av) = domain(spec, Caps::TAGGED, Progress::Manual, None, None)?;
         let cq = domain.cq_open(CqAttr::default()).map_err(said)?;

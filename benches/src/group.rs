@@ -10,7 +10,7 @@ use barewire::{
 };
 use barewire_dataplane::types::Cqe;
 
-use crate::end::{Made, Memory, domain};
+use crate::end::{BenchResult, Memory, domain};
 
 /// One member: a source of 8 bytes and a result.
 struct Member {
@@ -34,8 +34,8 @@ impl Group {
     ///
     /// # Errors
     /// The error of the port or the API.
-    pub fn open(spec: &str, n: usize, by_messages: bool) -> Made<Self> {
-        let members: Made<Vec<Member>> = (0..n).map(|_| Member::open(spec)).collect();
+    pub fn open(spec: &str, n: usize, by_messages: bool) -> BenchResult<Self> {
+        let members: BenchResult<Vec<Member>> = (0..n).map(|_| Member::open(spec)).collect();
         let mut group = Self(members?);
         let said = |e: barewire::Error| format!("joining: {e}");
         let addrs: Result<Vec<EpAddr>, _> = group.0.iter().map(|m| m.ep.getname()).collect();
@@ -58,7 +58,7 @@ impl Group {
     /// # Errors
     /// A call was refused or does not complete.
     #[inline(never)]
-    pub fn call(&mut self, kind: CollKind, count: u64) -> Made<()> {
+    pub fn call(&mut self, kind: CollKind, count: u64) -> BenchResult<()> {
         for _ in 0..count {
             self.0.iter_mut().try_for_each(|m| m.post(kind))?;
             let mut left = self.0.len();
@@ -80,7 +80,7 @@ impl Group {
 }
 
 impl Member {
-    fn open(spec: &str) -> Made<Self> {
+    fn open(spec: &str) -> BenchResult<Self> {
         let said = |e: barewire::Error| format!("{spec}: {e}");
         let (domain, info, av) = domain(spec, Caps::COLLECTIVE, Progress::Manual, None, None)?;
         let cq = domain.raw_cq_open(CqAttr::default()).map_err(said)?;
@@ -107,7 +107,7 @@ impl Member {
     }
 
     #[inline]
-    fn post(&mut self, kind: CollKind) -> Made<()> {
+    fn post(&mut self, kind: CollKind) -> BenchResult<()> {
         let (datatype, op) = match kind {
             CollKind::Barrier => (FI_VOID, FI_NOOP),
             _ => (Datatype::Uint64 as u32, AtomicOp::Sum as u32),

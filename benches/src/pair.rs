@@ -1,7 +1,7 @@
 //! Two endpoints in one thread with messages between them: nothing idles, so that the count or time
 //! is that of the message.
 
-use crate::end::{End, Made, RawEnd};
+use crate::end::{BenchResult, End, RawEnd};
 
 /// How a message is sent.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub enum How {
 ///
 /// # Errors
 /// The error of the port or the API.
-pub fn shm_pair(bench: &str, memory: usize) -> Made<[RawEnd; 2]> {
+pub fn shm_pair(bench: &str, memory: usize) -> BenchResult<[RawEnd; 2]> {
     let spec = segment(bench);
     Ok(joined([RawEnd::open(&spec, memory)?, RawEnd::open(&spec, memory)?]))
 }
@@ -41,7 +41,11 @@ pub fn joined<E: End>(mut pair: [E; 2]) -> [E; 2] {
 /// # Errors
 /// A call was refused, or a message did not arrive.
 #[inline(never)]
-pub fn exchange<E: End>(pair: &mut [E; 2], (how, len): (How, usize), count: u64) -> Made<()> {
+pub fn exchange<E: End>(
+    pair: &mut [E; 2],
+    (how, len): (How, usize),
+    count: u64,
+) -> BenchResult<()> {
     let [a, b] = pair;
     for _ in 0..count {
         let posted = b.recv(0, len);

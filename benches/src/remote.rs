@@ -12,7 +12,7 @@ use barewire_dataplane::node::MsgKind;
 use barewire_driver::port::Station;
 
 use crate::count::{instructions, steady, warm_up};
-use crate::end::{Done, Made, Memory, TAG, domain, insert};
+use crate::end::{BenchResult, Done, Memory, TAG, domain, insert};
 use crate::{Args, Report, Row};
 
 /// Key of every end's memory region.
@@ -40,7 +40,7 @@ impl RemoteEnd {
     ///
     /// # Errors
     /// The error of the port or the API.
-    pub fn open(spec: &str, memory: usize, progress: Progress) -> Made<Self> {
+    pub fn open(spec: &str, memory: usize, progress: Progress) -> BenchResult<Self> {
         let said = |e: barewire::Error| format!("{spec}: {e}");
         let caps = Caps::TAGGED | Caps::RMA | Caps::ATOMIC;
         let (domain, info, av) = domain(spec, caps, progress, Some(PULLED), None)?;
@@ -70,9 +70,9 @@ impl RemoteEnd {
     }
 
     /// Connects to the endpoint of the other process, as [`End::join`](crate::end::End::join).
-    pub fn join(&mut self, meet: impl FnOnce(Station) -> Station) {
+    pub fn join(&mut self, exchange_station: impl FnOnce(Station) -> Station) {
         let own = self.addr();
-        self.connect(EpAddr { station: meet(own.station), incarnation: 0, ..own });
+        self.connect(EpAddr { station: exchange_station(own.station), incarnation: 0, ..own });
     }
 
     /// Posts a tagged receive of `len` bytes at offset `at`.
@@ -191,7 +191,7 @@ const MEMORY: usize = 3 * (32 << 10);
 ///
 /// # Errors
 /// The error of the port or the API.
-pub fn pair(specs: [&str; 2], memory: usize) -> Made<[RemoteEnd; 2]> {
+pub fn pair(specs: [&str; 2], memory: usize) -> BenchResult<[RemoteEnd; 2]> {
     let open = |spec| RemoteEnd::open(spec, memory, Progress::Manual);
     let mut pair = [open(specs[0])?, open(specs[1])?];
     for i in 0..2 {
@@ -211,7 +211,7 @@ pub fn each(
     [a, b]: &mut [RemoteEnd; 2],
     count: u64,
     mut post: impl FnMut(&mut RemoteEnd) -> bool,
-) -> Made<()> {
+) -> BenchResult<()> {
     for _ in 0..count {
         if !post(a) {
             return Err("refused".to_owned());
@@ -233,7 +233,7 @@ pub fn each(
 
 /// Sends `count` messages of `len` bytes one after the other.
 #[inline(never)]
-fn messages([a, b]: &mut [RemoteEnd; 2], len: usize, count: u64) -> Made<()> {
+fn messages([a, b]: &mut [RemoteEnd; 2], len: usize, count: u64) -> BenchResult<()> {
     for _ in 0..count {
         if !b.recv(0, len) || !a.send(0, len) {
             return Err("refused in steady state".to_owned());
@@ -262,7 +262,7 @@ const MESSAGE: &str = "message-64B";
 
 /// Repeats `case`, one of [`count_instructions`].
 #[inline(never)]
-fn repeat(pair: &mut [RemoteEnd; 2], case: &str, count: u64) -> Made<()> {
+fn repeat(pair: &mut [RemoteEnd; 2], case: &str, count: u64) -> BenchResult<()> {
     match case {
         "fadd-u64" => each(pair, count, |end| end.add(true)),
         "add-u64" => each(pair, count, |end| end.add(false)),
@@ -283,7 +283,7 @@ fn repeat(pair: &mut [RemoteEnd; 2], case: &str, count: u64) -> Made<()> {
 ///
 /// # Errors
 /// The error of the port or the API.
-pub fn steady_case(case: &str, count: u64) -> Made<()> {
+pub fn steady_case(case: &str, count: u64) -> BenchResult<()> {
     let spec = format!("shm:bench-steady-{}", std::process::id());
     steady_case_on([&spec, &spec], case, count)
 }
@@ -292,7 +292,7 @@ pub fn steady_case(case: &str, count: u64) -> Made<()> {
 ///
 /// # Errors
 /// Those of [`steady_case`].
-pub fn steady_case_on(specs: [&str; 2], case: &str, count: u64) -> Made<()> {
+pub fn steady_case_on(specs: [&str; 2], case: &str, count: u64) -> BenchResult<()> {
     let mut pair = pair(specs, MEMORY)?;
     repeat(&mut pair, case, warm_up(count))?;
     steady(|| repeat(&mut pair, case, count))

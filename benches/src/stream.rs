@@ -5,7 +5,7 @@ use barewire_driver::clock::now_ns;
 use barewire_tests::nodes::Nodes;
 
 use crate::duo::{First, Second, Task, start};
-use crate::end::{End, Made, RawEnd};
+use crate::end::{BenchResult, End, RawEnd};
 
 /// Messages in flight, each with its own buffer at both ends.
 pub const WINDOW: usize = 16;
@@ -23,7 +23,7 @@ impl Stream {
     ///
     /// # Errors
     /// The error of the port or the API.
-    pub fn open(ports: [&str; 2], len: usize, seal: Option<SealMode>) -> Made<Self> {
+    pub fn open(ports: [&str; 2], len: usize, seal: Option<SealMode>) -> BenchResult<Self> {
         Self::begin(None, ports, len, seal)
     }
 
@@ -31,7 +31,7 @@ impl Stream {
     ///
     /// # Errors
     /// As [`open`](Self::open), or a node could not be entered.
-    pub fn open_between(nodes: &Nodes, ports: [&str; 2], len: usize) -> Made<Self> {
+    pub fn open_between(nodes: &Nodes, ports: [&str; 2], len: usize) -> BenchResult<Self> {
         Self::begin(Some(nodes), ports, len, None)
     }
 
@@ -40,7 +40,7 @@ impl Stream {
         [own, other]: [&str; 2],
         len: usize,
         seal: Option<SealMode>,
-    ) -> Made<Self> {
+    ) -> BenchResult<Self> {
         let enter = |node: usize| nodes.map_or(Ok(()), |nodes| nodes.enter(node));
         let first = start(|second| {
             enter(1)?;
@@ -48,7 +48,7 @@ impl Stream {
         })?;
         enter(0)?;
         let mut end = RawEnd::open_sealed(own, len * WINDOW, seal)?;
-        end.join(|mac| first.meet(mac));
+        end.join(|mac| first.exchange_station(mac));
         Ok(Self { first, end, len })
     }
 
@@ -56,7 +56,7 @@ impl Stream {
     ///
     /// # Errors
     /// The other process has exited.
-    pub fn run(&mut self, count: u64) -> Made<f64> {
+    pub fn run(&mut self, count: u64) -> BenchResult<f64> {
         let Self { first, end, len } = self;
         let begin = now_ns();
         first.begin(Task { what: 0, len: *len, count });
@@ -76,9 +76,9 @@ impl Stream {
 }
 
 /// The second process: receives.
-fn serve(second: &Second, spec: &str, len: usize, seal: Option<SealMode>) -> Made<()> {
+fn serve(second: &Second, spec: &str, len: usize, seal: Option<SealMode>) -> BenchResult<()> {
     let mut end = RawEnd::open_sealed(spec, len * WINDOW, seal)?;
-    end.join(|mac| second.meet(mac));
+    end.join(|mac| second.exchange_station(mac));
     second.serve(
         &mut end,
         |end| {

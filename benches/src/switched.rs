@@ -8,7 +8,7 @@ use barewire_driver::backend::switch::Switch;
 use barewire_driver::clock::now_ns;
 use barewire_driver::open::{SwitchAccess, open_switch};
 
-use crate::end::{End, Made, RawEnd};
+use crate::end::{BenchResult, End, RawEnd};
 
 /// Turns of all parties after which a message counts as lost.
 const PATIENCE: u32 = 1_000_000;
@@ -43,7 +43,7 @@ impl Node {
     ///
     /// # Errors
     /// The error of a port or the API.
-    pub fn open(processes: usize, switched: bool, memory: usize) -> Made<Self> {
+    pub fn open(processes: usize, switched: bool, memory: usize) -> BenchResult<Self> {
         static SERIAL: AtomicU32 = AtomicU32::new(0);
         let (id, serial) = (std::process::id(), SERIAL.fetch_add(1, Relaxed));
         let spec = |role: &str| {
@@ -58,7 +58,8 @@ impl Node {
             }
             false => (spec("client"), None),
         };
-        let near = (0..processes).map(|_| RawEnd::open(&nic, memory)).collect::<Made<Vec<_>>>()?;
+        let near =
+            (0..processes).map(|_| RawEnd::open(&nic, memory)).collect::<BenchResult<Vec<_>>>()?;
         let mut node = Self { near, switch, far };
         for near in &mut node.near {
             near.connect(node.far.addr());
@@ -68,7 +69,7 @@ impl Node {
     }
 
     /// Runs a turn of the switch.
-    fn turn_switch(switch: &mut Option<Switch>, work: &mut Work) -> Made<()> {
+    fn turn_switch(switch: &mut Option<Switch>, work: &mut Work) -> BenchResult<()> {
         let Some(switch) = switch else { return Ok(()) };
         timed(&mut work.switch, || switch.turn()).map_err(|gone| gone.to_string())?;
         Ok(())
@@ -79,7 +80,7 @@ impl Node {
     ///
     /// # Errors
     /// A call was refused, or a message did not arrive.
-    pub fn half_round_trip(&mut self, len: usize, count: u64) -> Made<f64> {
+    pub fn half_round_trip(&mut self, len: usize, count: u64) -> BenchResult<f64> {
         let Self { near, switch, far } = self;
         let near = &mut near[0];
         let start = now_ns();
@@ -110,7 +111,7 @@ impl Node {
     ///
     /// # Errors
     /// A call was refused, or a message did not arrive.
-    pub fn rate(&mut self, len: usize, window: u64, count: u64) -> Made<f64> {
+    pub fn rate(&mut self, len: usize, window: u64, count: u64) -> BenchResult<f64> {
         let Self { near, switch, far } = self;
         let processes = near.len() as u64;
         let (all, mut work) = (count * processes, Work::default());

@@ -4,7 +4,7 @@
 
 use barewire::{AtomicKind, AtomicOp, Datatype, Progress};
 use barewire_benches::duo::{First, Rounds, Second, Task, start};
-use barewire_benches::end::Made;
+use barewire_benches::end::BenchResult;
 use barewire_benches::remote::{FADD, RemoteEnd, count_instructions, each, pair, steady_case};
 use barewire_benches::{Args, Report, Row};
 use barewire_dataplane::proto::atomic::valid;
@@ -34,13 +34,13 @@ fn repeat(
     what: (AtomicKind, AtomicOp, Datatype),
     elements: usize,
     count: u64,
-) -> Made<()> {
+) -> BenchResult<()> {
     each(pair, count, |end| end.atomic(what, elements))
 }
 
 /// Fetch-and-adds a second at a sleeping target with a progress thread, against a target that
 /// polls.
-fn sleeping_target(args: &Args, report: &mut Report) -> Made<()> {
+fn sleeping_target(args: &Args, report: &mut Report) -> BenchResult<()> {
     let (rounds, count) = (args.size(15, 2), args.size(100_000, 200));
     let mut sleeping = Link::open("sleeps", Progress::Auto)?;
     let mut active = Link::open("polls", Progress::Manual)?;
@@ -63,16 +63,16 @@ struct Link {
 }
 
 impl Link {
-    fn open(case: &str, progress: Progress) -> Made<Self> {
+    fn open(case: &str, progress: Progress) -> BenchResult<Self> {
         let spec = format!("shm:bench-atomics-{case}-{}", std::process::id());
         let first = start(|second| serve(second, &spec, progress))?;
         let mut end = RemoteEnd::open(&spec, FLAG_AT + 8, Progress::Manual)?;
-        end.join(|mac| first.meet(mac));
+        end.join(|mac| first.exchange_station(mac));
         Ok(Self { first, end, flag: 0 })
     }
 
     /// Operations a second, one at a time.
-    fn fadds(&mut self, count: u64) -> Made<f64> {
+    fn fadds(&mut self, count: u64) -> BenchResult<f64> {
         let Self { first, end, flag } = self;
         *flag += 1;
         first.begin(Task { what: 0, len: 0, count: *flag });
@@ -99,9 +99,9 @@ impl Link {
 }
 
 /// The second process: polls, or leaves progress to the domain's thread and sleeps.
-fn serve(second: &Second, spec: &str, progress: Progress) -> Made<()> {
+fn serve(second: &Second, spec: &str, progress: Progress) -> BenchResult<()> {
     let mut end = RemoteEnd::open(spec, FLAG_AT + 8, progress)?;
-    end.join(|mac| second.meet(mac));
+    end.join(|mac| second.exchange_station(mac));
     second.serve(
         &mut end,
         |end| {
@@ -158,7 +158,7 @@ const OPS: [&str; AtomicOp::ALL.len()] = [
 
 /// Every operation on every datatype, in the first form that supports it, for arrays of three
 /// lengths: a row for each, or all in one table.
-fn table(args: &Args, report: &mut Report) -> Made<()> {
+fn table(args: &Args, report: &mut Report) -> BenchResult<()> {
     let spec = format!("shm:bench-atomics-table-{}", std::process::id());
     let mut pair = pair([&spec, &spec], MEMORY)?;
     let budget = args.size(20_000, 4);
@@ -205,7 +205,7 @@ fn element_ns(
     what: (AtomicKind, AtomicOp, Datatype),
     elements: usize,
     count: u64,
-) -> Made<f64> {
+) -> BenchResult<f64> {
     repeat(pair, what, elements, count / 10)?;
     let begin = now_ns();
     repeat(pair, what, elements, count)?;

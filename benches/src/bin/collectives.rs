@@ -14,7 +14,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
 use barewire_benches::count::{instructions, steady, warm_up};
-use barewire_benches::end::Made;
+use barewire_benches::end::BenchResult;
 use barewire_benches::group::Group;
 use barewire_benches::pair::{How, exchange, segment, shm_pair};
 use barewire_benches::{Args, Report, Row, Sample};
@@ -97,7 +97,7 @@ impl World {
         let links = vec![NodeLink::default(); shape.n.div_ceil(cluster.per_node) as usize];
         let mut w = Self { cluster, members, links, arrivals: BinaryHeap::new(), sent: 0 };
         for me in 0..shape.n {
-            w.go_on(me);
+            w.advance(me);
         }
         while let Some(Reverse((at, number, to, from, step, wire))) = w.arrivals.pop() {
             if wire > 0 {
@@ -115,14 +115,14 @@ impl World {
             if *open >= 0 {
                 m.run.received();
             }
-            w.go_on(to);
+            w.advance(to);
         }
         let ends = w.members.iter().map(|m| m.end.expect("everybody ends"));
         (ends.max().unwrap_or(0), w.sent)
     }
 
     /// Runs member `me` until it waits.
-    fn go_on(&mut self, me: u32) {
+    fn advance(&mut self, me: u32) {
         loop {
             let m = &mut self.members[me as usize];
             match m.run.action() {
@@ -273,7 +273,7 @@ fn kind_of(call: &str) -> Kind {
 }
 
 /// Runs `case` for `count` times in the function whose instructions are counted.
-fn run_case(case: &str, count: u64) -> Made<()> {
+fn run_case(case: &str, count: u64) -> BenchResult<()> {
     if case == "shm-message-8B" {
         let mut pair = shm_pair("collectives", 4096)?;
         exchange(&mut pair, MESSAGE, warm_up(count) / 4)?;
@@ -323,7 +323,7 @@ fn counted((call, n, way): Case, bar: Option<f64>, args: &Args, report: &mut Rep
 
 /// Time per member of a call. One thread runs all members, so a member's time is the total divided
 /// by their number.
-fn timed((call, n, way): Case, args: &Args, report: &mut Report) -> Made<()> {
+fn timed((call, n, way): Case, args: &Args, report: &mut Report) -> BenchResult<()> {
     let case = format!("shm-{call}-{n}{way}");
     if !args.wants(&case) {
         return Ok(());

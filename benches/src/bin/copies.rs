@@ -15,7 +15,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::AtomicU16;
 
 use barewire_benches::duo::Rounds;
-use barewire_benches::end::{End, Made, Memory, NodeEnd};
+use barewire_benches::end::{BenchResult, End, Memory, NodeEnd};
 use barewire_benches::pair::joined;
 use barewire_benches::{Args, Report, Sample};
 use barewire_driver::backend::vfio::VfioPort;
@@ -78,14 +78,14 @@ struct Payload<'a> {
 
 impl Payload<'_> {
     /// Offset of frame `i`'s payload: consecutive, wrapping around.
-    fn place(&self, i: usize) -> usize {
+    fn offset(&self, i: usize) -> usize {
         i * self.len % self.of
     }
 }
 
 /// Nanoseconds per frame sent in place, against a copied one, interleaved: of each round the median
 /// burst, since the scheduler preempts some.
-fn frames(payload: &Payload<'_>, args: &Args) -> Made<Rounds> {
+fn frames(payload: &Payload<'_>, args: &Args) -> BenchResult<Rounds> {
     let bursts = args.size(64, 8) as usize;
     let (mut copied, mut in_place) = (Copied::new()?, InPlace::new()?);
     let mut next = 0;
@@ -96,7 +96,7 @@ fn frames(payload: &Payload<'_>, args: &Args) -> Made<Rounds> {
             let which = (burst + burst / 2) % 2;
             let begun = now_ns();
             for i in next..next + BURST {
-                let at = payload.place(i);
+                let at = payload.offset(i);
                 match which {
                     0 => in_place.send(payload, at),
                     _ => copied.send(payload, at)?,
@@ -132,12 +132,12 @@ const HEADER: [u8; HEAD] = {
     head
 };
 
-fn block(len: usize) -> Made<Block> {
+fn block(len: usize) -> BenchResult<Block> {
     let arena = Arena::new(len, Hugepages::IfFree).map_err(|e| e.to_string())?;
     arena.block(len).ok_or_else(|| "a new arena has no room".into())
 }
 
-fn at(block: &Block, offset: usize) -> Made<NonNull<u8>> {
+fn at(block: &Block, offset: usize) -> BenchResult<NonNull<u8>> {
     NonNull::new(block.as_mut_ptr().wrapping_add(offset)).ok_or_else(|| "no memory".into())
 }
 
@@ -150,13 +150,13 @@ struct Copied {
 }
 
 impl Copied {
-    fn new() -> Made<Self> {
+    fn new() -> BenchResult<Self> {
         let queue_len = NetQueues::queue_len(COUNT).next_multiple_of(4096);
         let buffers_len = usize::from(COUNT) * STRIDE;
         let (queues, buffers) = (block(2 * queue_len)?, block(2 * buffers_len)?);
         let doorbell = Box::new(AtomicU16::new(0));
         let register = NonNull::new(doorbell.as_ptr()).ok_or("no memory")?;
-        let memory = |n: usize| -> Made<QueueMemory> {
+        let memory = |n: usize| -> BenchResult<QueueMemory> {
             Ok(QueueMemory {
                 queue: at(&queues, n * queue_len)?,
                 count: COUNT,
@@ -177,8 +177,8 @@ impl Copied {
         Ok(Self { port, device, _memory: [queues, buffers], _doorbell: doorbell })
     }
 
-    fn send(&mut self, payload: &Payload<'_>, place: usize) -> Made<()> {
-        let buf = payload.memory.lend(place, payload.len);
+    fn send(&mut self, payload: &Payload<'_>, offset: usize) -> BenchResult<()> {
+        let buf = payload.memory.lend(offset, payload.len);
         let body = Body::Io { buf: &buf, offset: 0, len: payload.len };
         let tail = tail(payload, &body);
         match self.port.tx(&TxFrame { head: &HEADER, body, tail: &tail }) {
@@ -187,7 +187,7 @@ impl Copied {
         }
     }
 
-    fn flush(&mut self) -> Made<()> {
+    fn flush(&mut self) -> BenchResult<()> {
         self.port.flush().map_err(|gone| gone.to_string())
     }
 
@@ -213,7 +213,7 @@ const DISTANCE: u64 = 1 << 44;
 const HEAD_STRIDE: usize = 128;
 
 impl InPlace {
-    fn new() -> Made<Self> {
+    fn new() -> BenchResult<Self> {
         // A power of two, for three descriptors per frame.
         let count = 4 * COUNT;
         let memory = block(NetQueues::queue_len(count).next_multiple_of(4096))?;
@@ -234,15 +234,15 @@ impl InPlace {
     }
 
     #[inline(never)]
-    fn send(&mut self, payload: &Payload<'_>, place: usize) {
+    fn send(&mut self, payload: &Payload<'_>, offset: usize) {
         let (queue, len) = (&mut self.queue, payload.len);
-        let buf = payload.memory.lend(place, len);
+        let buf = payload.memory.lend(offset, len);
         let tail = tail(payload, &Body::Io { buf: &buf, offset: 0, len });
         let id = queue.next().expect("completed by now");
         assert!(id < COUNT, "the last ones that came back are those that were posted");
         queue.describe(
             id + COUNT,
-            payload.memory.at(place, len) as u64 + DISTANCE,
+            payload.memory.at(offset, len) as u64 + DISTANCE,
             len as u32,
             false,
         );
@@ -274,7 +274,7 @@ impl InPlace {
 const TURN_MAX: u64 = 300_000;
 
 /// Processor time of each end of a stream for a message of 64 KiB, in frames of 9,000 bytes.
-fn both_ends(args: &Args, report: &mut Report) -> Made<()> {
+fn both_ends(args: &Args, report: &mut Report) -> BenchResult<()> {
     let memory = args.size(COLD as u64, 4 << 20) as usize;
     let spec = format!("memif:@bench-copies-{},mtu=9000,crc=yes", std::process::id());
     let open = |role: &str, n| NodeEnd::open_on(&format!("{spec},role={role}"), n, memory);
@@ -286,11 +286,11 @@ fn both_ends(args: &Args, report: &mut Report) -> Made<()> {
 }
 
 /// Nanoseconds per message of the sender's and of the receiver's turns, for `count` messages.
-fn stream(pair: &mut [NodeEnd; 2], memory: usize, count: u64) -> Made<(f64, f64)> {
+fn stream(pair: &mut [NodeEnd; 2], memory: usize, count: u64) -> BenchResult<(f64, f64)> {
     const LEN: usize = 64 << 10;
     const WINDOW: u64 = 16;
     let [a, b] = pair;
-    let place = |i: u64| i as usize * LEN % memory;
+    let offset = |i: u64| i as usize * LEN % memory;
     let ([mut sent, mut done, mut posted, mut received], mut spent) = ([0; 4], [0; 2]);
     let until = now_ns() + 60_000_000_000;
     while done < count || received < count {
@@ -298,12 +298,12 @@ fn stream(pair: &mut [NodeEnd; 2], memory: usize, count: u64) -> Made<(f64, f64)
         if begun > until {
             return Err("a message did not arrive".to_owned());
         }
-        while posted < count.min(received + 2 * WINDOW) && b.recv(place(posted), LEN) {
+        while posted < count.min(received + 2 * WINDOW) && b.recv(offset(posted), LEN) {
             posted += 1;
         }
         received += b.poll().received;
         let between = now_ns();
-        while sent < posted.min(done + WINDOW) && a.send(place(sent), LEN, false) {
+        while sent < posted.min(done + WINDOW) && a.send(offset(sent), LEN, false) {
             sent += 1;
         }
         done += a.poll().sent;

@@ -2,7 +2,7 @@
 //! port `xdp` by `tx` and `flush`, against a raw AF_XDP loop, sixty-four frames per call.
 //! Interleaved, each on a veth of its own.
 
-use barewire_benches::end::Made;
+use barewire_benches::end::BenchResult;
 use barewire_benches::wires::Xsk;
 use barewire_benches::{Args, Report, Row, Sample};
 use barewire_driver::clock::now_ns;
@@ -28,7 +28,7 @@ fn main() {
     }
 }
 
-fn measure(args: &Args, report: &mut Report) -> Made<()> {
+fn measure(args: &Args, report: &mut Report) -> BenchResult<()> {
     let nodes = Nodes::pair(1500)?;
     for name in WIRES {
         nodes.veth([(0, name), (1, name)], 1500)?;
@@ -62,7 +62,7 @@ fn measure(args: &Args, report: &mut Report) -> Made<()> {
 }
 
 /// Million frames a second.
-fn rate(bursts: u64, mut burst: impl FnMut() -> Made<()>) -> Made<f64> {
+fn rate(bursts: u64, mut burst: impl FnMut() -> BenchResult<()>) -> BenchResult<f64> {
     let begun = now_ns();
     for _ in 0..bursts {
         burst()?;
@@ -70,7 +70,7 @@ fn rate(bursts: u64, mut burst: impl FnMut() -> Made<()>) -> Made<f64> {
     Ok((bursts * u64::from(BURST)) as f64 * 1e3 / (now_ns() - begun) as f64)
 }
 
-fn send(port: &mut dyn Port, frame: &[u8]) -> Made<()> {
+fn send(port: &mut dyn Port, frame: &[u8]) -> BenchResult<()> {
     let gone = |gone| format!("{gone}");
     for _ in 0..BURST {
         while port.tx(&TxFrame::whole(frame)).map_err(gone)? != Tx::Sent {

@@ -17,7 +17,7 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use barewire_benches::duo::Rounds;
-use barewire_benches::end::{Made, Memory};
+use barewire_benches::end::{BenchResult, Memory};
 use barewire_benches::stream::{Stream, WINDOW};
 use barewire_benches::{Args, Report};
 use barewire_driver::clock::now_ns;
@@ -60,7 +60,7 @@ fn main() {
 const LINK_GBPS: f64 = 0.1;
 
 /// A router between two hosts, whose link to the second one is slow.
-fn routed() -> Made<Nodes> {
+fn routed() -> BenchResult<Nodes> {
     let nodes = Nodes::new(3)?;
     for node in [0, 1] {
         let port = format!("port{node}");
@@ -84,7 +84,12 @@ fn routed() -> Made<Nodes> {
 /// 64 KiB messages from `own` to `other` through a marking router, against the same without marks.
 /// The note has the payload's share of the link's rate, the number of dropped datagrams without
 /// marks and with, and the number of marked ones.
-fn marked(case: &str, [own, other]: [&str; 2], args: &Args, report: &mut Report) -> Made<()> {
+fn marked(
+    case: &str,
+    [own, other]: [&str; 2],
+    args: &Args,
+    report: &mut Report,
+) -> BenchResult<()> {
     const LEN: usize = 64 << 10;
     const MARKS: &str = "ip saddr 10.78.0.7 ip ecn ect0 numgen random mod 100 < 1 counter ip ecn \
                          set ce";
@@ -93,7 +98,7 @@ fn marked(case: &str, [own, other]: [&str; 2], args: &Args, report: &mut Report)
     let (rounds, count) = (args.size(9, 1), args.size(150, 16));
     let mut pairs = Rounds::default();
     let (mut dropped, mut marks) = ([0; 2], 0);
-    let seen = |what: &str, word: &str| -> Made<u64> {
+    let seen = |what: &str, word: &str| -> BenchResult<u64> {
         let seen = nodes.run(2, what)?;
         let count = seen.split(word).nth(1).and_then(|rest| rest.split([',', ' ']).next());
         count.and_then(|n| n.parse().ok()).ok_or_else(|| format!("{what} said: {seen}"))
@@ -138,7 +143,7 @@ fn beside_tcp(
     (control, connections): (&str, usize),
     args: &Args,
     report: &mut Report,
-) -> Made<()> {
+) -> BenchResult<()> {
     const LEN: usize = 64 << 10;
     let nodes = routed()?;
     nodes.run(0, &format!("sysctl -qw net.ipv4.tcp_congestion_control={control}"))?;
@@ -193,7 +198,7 @@ fn sink(
     nodes: &Nodes,
     connections: usize,
     arrived: &AtomicU64,
-    told: std::sync::mpsc::Sender<Made<()>>,
+    told: std::sync::mpsc::Sender<BenchResult<()>>,
 ) {
     let bound = nodes.enter(1).and_then(|()| TcpListener::bind(SINK).map_err(|e| e.to_string()));
     let listener = match bound {
@@ -217,7 +222,7 @@ fn sink(
 }
 
 /// Messages of `len` bytes against copies of `len` bytes.
-fn plain(case: &str, len: usize, args: &Args, report: &mut Report) -> Made<()> {
+fn plain(case: &str, len: usize, args: &Args, report: &mut Report) -> BenchResult<()> {
     let rounds = args.size(15, 2);
     let count = args.size((256 << 20) / len as u64, 64);
     let mut link = open("shm:", case, len)?;
@@ -237,7 +242,7 @@ fn plain(case: &str, len: usize, args: &Args, report: &mut Report) -> Made<()> {
 ///
 /// All three are reopened every few rounds: the physical pages of a link's memory make it up to a
 /// tenth faster or slower for its lifetime.
-fn lossy(case: &str, percent: &str, args: &Args, report: &mut Report) -> Made<()> {
+fn lossy(case: &str, percent: &str, args: &Args, report: &mut Report) -> BenchResult<()> {
     const LEN: usize = 64 << 10;
     let loss: f64 = percent.parse().map_err(|_| "loss")?;
     let (openings, rounds, count) = (args.size(9, 1), args.size(5, 2), args.size(2000, 32));
@@ -288,7 +293,7 @@ fn copy_rate(from: &Memory, to: &Memory, len: usize, count: u64) -> f64 {
 }
 
 /// Two processes on the ports `prefix` plus a segment of their own.
-fn open(prefix: &str, case: &str, len: usize) -> Made<Stream> {
+fn open(prefix: &str, case: &str, len: usize) -> BenchResult<Stream> {
     let case: String = case.chars().filter(char::is_ascii_alphanumeric).collect();
     let spec = format!("{prefix}bench-{case}-{}", std::process::id());
     Stream::open([&spec; 2], len, None)

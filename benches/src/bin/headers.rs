@@ -1,7 +1,7 @@
 //! Cost of the codec: nanoseconds and instructions for writing and parsing a message header.
 
 use barewire_benches::count::{instructions, steady};
-use barewire_benches::end::Made;
+use barewire_benches::end::BenchResult;
 use barewire_benches::{Args, Report, Row, Sample};
 use barewire_dataplane::psn::Psn;
 use barewire_dataplane::wire::{BASE_LEN, Base, EagerMsg, MsgOp, Ty};
@@ -37,7 +37,7 @@ fn main() {
     }
 }
 
-fn counted(case: &str, args: &Args) -> Made<f64> {
+fn counted(case: &str, args: &Args) -> BenchResult<f64> {
     instructions(case, args.size(10_000, 100), args.size(110_000, 1100))
 }
 

@@ -2,7 +2,7 @@
 //! and polling until both completions. One thread runs both ends, so nothing idles.
 
 use barewire_benches::count::{Counting, allocations, instructions, steady, syscalls, warm_up};
-use barewire_benches::end::{End, Made, NodeEnd, RawEnd, SafeEnd};
+use barewire_benches::end::{BenchResult, End, NodeEnd, RawEnd, SafeEnd};
 use barewire_benches::pair::{How, exchange, joined, segment, shm_pair};
 use barewire_benches::{Args, Report, Row};
 
@@ -61,7 +61,7 @@ fn main() {
 }
 
 /// Runs `case` for `count` messages in the function whose instructions are counted.
-fn run_case(case: &str, count: u64) -> Made<()> {
+fn run_case(case: &str, count: u64) -> BenchResult<()> {
     let how = if case.ends_with("inject") { How::Inject } else { How::Send };
     match case {
         "floor" => steady(|| {
@@ -125,7 +125,7 @@ fn run_case(case: &str, count: u64) -> Made<()> {
 
 /// Two raw-API endpoints on a memif, which announces loss but loses nothing, with the given
 /// options.
-fn memif_pair([server, client]: [&str; 2]) -> Made<[RawEnd; 2]> {
+fn memif_pair([server, client]: [&str; 2]) -> BenchResult<[RawEnd; 2]> {
     let open = |role, option| {
         let spec = format!("memif:@bench-instructions-{},role={role},{option}", std::process::id());
         RawEnd::open(&spec, 4096)
@@ -136,7 +136,7 @@ fn memif_pair([server, client]: [&str; 2]) -> Made<[RawEnd; 2]> {
 /// Sends `count` messages from the first to the second endpoint, sixteen at a time. With `more` all
 /// but the last of the sixteen have `FI_MORE`.
 #[inline(never)]
-fn exchange_many(pair: &mut [RawEnd; 2], more: bool, count: u64) -> Made<()> {
+fn exchange_many(pair: &mut [RawEnd; 2], more: bool, count: u64) -> BenchResult<()> {
     const TOGETHER: u64 = 16;
     let [a, b] = pair;
     for _ in 0..count.div_ceil(TOGETHER) {
@@ -161,7 +161,7 @@ fn exchange_many(pair: &mut [RawEnd; 2], more: bool, count: u64) -> Made<()> {
 }
 
 /// Allocations per message in steady state.
-fn count_allocations(n: u64) -> Made<(f64, u64)> {
+fn count_allocations(n: u64) -> BenchResult<(f64, u64)> {
     let mut pair = shm_pair("instructions", 4096)?;
     exchange(&mut pair, (How::Send, LEN), warm_up(n))?;
     exchange(&mut pair, (How::Inject, LEN), warm_up(n))?;

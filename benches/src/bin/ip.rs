@@ -7,7 +7,7 @@
 //! memif's copy depends on the length. One thread runs both ends.
 
 use barewire_benches::count::{instructions, steady};
-use barewire_benches::end::Made;
+use barewire_benches::end::BenchResult;
 use barewire_benches::{Args, Report, Row};
 use barewire_driver::frame::{Body, ETHERTYPE, RxFrame, TxFrame, address};
 use barewire_driver::open::open;
@@ -70,7 +70,7 @@ fn main() {
 }
 
 /// Sends `count` bursts; only transmit or only receive is counted.
-fn run_case(case: &str, count: u64) -> Made<()> {
+fn run_case(case: &str, count: u64) -> BenchResult<()> {
     let (way, case) = case.split_once('-').ok_or("no such case")?;
     let found = CASES.into_iter().find(|(name, ..)| *name == case);
     let (_, around, len) = found.ok_or("no such case")?;
@@ -86,11 +86,11 @@ fn run_case(case: &str, count: u64) -> Made<()> {
     head[12..14].copy_from_slice(&ETHERTYPE.to_be_bytes());
     let body = vec![7; len];
     let frame = TxFrame { head: &head, body: Body::Bytes(&body), tail: &[] };
-    meet(&mut *a, &mut *b, &frame)?;
+    wait_for_link(&mut *a, &mut *b, &frame)?;
     for _ in 0..count {
         let counts_tx = way == "tx";
         let sent = if counts_tx { steady(|| send(&mut *a, &frame)) } else { send(&mut *a, &frame) };
-        let got = if counts_tx { take(&mut *b) } else { steady(|| take(&mut *b)) };
+        let got = if counts_tx { receive(&mut *b) } else { steady(|| receive(&mut *b)) };
         if (sent, got) != (TOGETHER, TOGETHER) {
             return Err(format!("{sent} frames left and {got} came"));
         }
@@ -99,11 +99,11 @@ fn run_case(case: &str, count: u64) -> Made<()> {
 }
 
 /// Polls until frames arrive: the memif is connected, the neighbour is resolved.
-fn meet(a: &mut dyn Port, b: &mut dyn Port, frame: &TxFrame<'_>) -> Made<()> {
+fn wait_for_link(a: &mut dyn Port, b: &mut dyn Port, frame: &TxFrame<'_>) -> BenchResult<()> {
     for _ in 0..10_000 {
         let sent = send(a, frame);
-        let _answers = (take(b), take(a));
-        if sent == TOGETHER && send(a, frame) == TOGETHER && take(b) == TOGETHER {
+        let _answers = (receive(b), receive(a));
+        if sent == TOGETHER && send(a, frame) == TOGETHER && receive(b) == TOGETHER {
             return Ok(());
         }
         std::thread::sleep(std::time::Duration::from_millis(1));
@@ -122,7 +122,7 @@ fn send(port: &mut dyn Port, frame: &TxFrame<'_>) -> u64 {
 
 /// Receives a burst; returns the number of frames.
 #[inline(never)]
-fn take(port: &mut dyn Port) -> u64 {
+fn receive(port: &mut dyn Port) -> u64 {
     let mut got = 0;
     let mut sink = |frame: &RxFrame<'_>| got += u64::from(frame.len() >= HEAD + LEN);
     let _ = port.rx_burst(TOGETHER as usize, &mut sink);

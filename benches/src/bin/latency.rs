@@ -3,7 +3,7 @@
 //! between two processes of a node that also have a port out of the node, against a segment alone.
 
 use barewire_benches::duo::{First, Rounds, Second, Task, start};
-use barewire_benches::end::{Done, End, Made, RawEnd};
+use barewire_benches::end::{BenchResult, Done, End, RawEnd};
 use barewire_benches::{Args, Report, Row, Sample};
 use barewire_driver::clock::now_ns;
 
@@ -42,7 +42,7 @@ fn main() {
     }
 }
 
-fn measure(args: &Args, report: &mut Report) -> Made<()> {
+fn measure(args: &Args, report: &mut Report) -> BenchResult<()> {
     let spec = format!("shm:bench-latency-{}", std::process::id());
     let rounds = args.size(21, 2);
     for (name, port) in OUT.into_iter().filter(|(name, _)| args.wants(name)) {
@@ -53,7 +53,7 @@ fn measure(args: &Args, report: &mut Report) -> Made<()> {
     }
     let mut first = start(|second| serve(second, &[&spec]))?;
     let mut end = RawEnd::open(&spec, MEMORY)?;
-    end.join(|mac| first.meet(mac));
+    end.join(|mac| first.exchange_station(mac));
     report.row(Row::new("floor", clock_floor(), "ns").note("reading the clock"));
     for case in CASES.iter().filter(|case| args.wants(case.name)) {
         run(case, rounds, args.size(20_000, 500), &mut first, &mut end, report)?;
@@ -67,14 +67,14 @@ fn measure_near(
     rounds: u64,
     args: &Args,
     report: &mut Report,
-) -> Made<()> {
+) -> BenchResult<()> {
     // Fails here if the port cannot be opened; the second process could not open it either.
     drop(RawEnd::open(port, MEMORY)?);
     let mut first = start(|second| serve(second, &[segment, port]))?;
     let mut ends = Vec::new();
     for spec in [segment, port] {
         let mut end = RawEnd::open(spec, MEMORY)?;
-        end.join(|mac| first.meet(mac));
+        end.join(|mac| first.exchange_station(mac));
         ends.push(end);
     }
     let count = args.size(20_000, 500);
@@ -107,7 +107,7 @@ fn run(
     first: &mut First,
     end: &mut RawEnd,
     report: &mut Report,
-) -> Made<()> {
+) -> BenchResult<()> {
     let (mut pairs, mut single) = (Rounds::default(), Sample::default());
     let before = first.line_ns()?;
     for round in 0..=rounds {
@@ -134,7 +134,7 @@ fn ping_pong(
     chunk: u64,
     first: &mut First,
     end: &mut RawEnd,
-) -> Made<Sample> {
+) -> BenchResult<Sample> {
     let mut chunks = Sample::with_capacity((count / chunk) as usize);
     let what = case.end << 1 | if case.inject { INJECTED } else { 0 };
     first.begin(Task { what, len: case.len, count });
@@ -176,11 +176,11 @@ fn send(end: &mut RawEnd, case: &Case, sends: &mut u64) {
 }
 
 /// The second process, with an endpoint on each of `specs`.
-fn serve(second: &Second, specs: &[&str]) -> Made<()> {
+fn serve(second: &Second, specs: &[&str]) -> BenchResult<()> {
     let mut ends = Vec::new();
     for spec in specs {
         let mut end = RawEnd::open(spec, MEMORY)?;
-        end.join(|mac| second.meet(mac));
+        end.join(|mac| second.exchange_station(mac));
         ends.push(end);
     }
     second.serve(

@@ -4,7 +4,7 @@
 //! included; per processor time of that thread, which other processes do not shorten.
 
 use barewire_benches::duo::Rounds;
-use barewire_benches::end::{End, Made, RawEnd};
+use barewire_benches::end::{BenchResult, End, RawEnd};
 use barewire_benches::pair::{How, exchange, joined};
 use barewire_benches::{Args, Report};
 use barewire_driver::backend::shm::{ShmPort, ShmSettings};
@@ -32,7 +32,7 @@ fn main() {
     }
 }
 
-fn measure(args: &Args, report: &mut Report) -> Made<()> {
+fn measure(args: &Args, report: &mut Report) -> BenchResult<()> {
     let name = format!("bench-opens-{}", std::process::id());
     let spec = format!("shm:{name}");
     let mut pair = joined([RawEnd::open(&spec, LEN)?, RawEnd::open(&spec, LEN)?]);
@@ -83,7 +83,7 @@ fn own_ns() -> u64 {
 
 /// Million messages a second during `time_ns` of processor time. `between` is called between
 /// batches with the time since the start.
-fn stream(pair: &mut [RawEnd; 2], time_ns: u64, mut between: impl FnMut(u64)) -> Made<f64> {
+fn stream(pair: &mut [RawEnd; 2], time_ns: u64, mut between: impl FnMut(u64)) -> BenchResult<f64> {
     let (start, mut count) = (own_ns(), 0);
     loop {
         exchange(pair, (How::Send, LEN), BATCH)?;

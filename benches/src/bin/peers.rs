@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 use barewire_benches::count::{Counting, live_bytes, resident_bytes};
 use barewire_benches::duo::Rounds;
-use barewire_benches::end::{Made, Memory, TAG, node_settings};
+use barewire_benches::end::{BenchResult, Memory, TAG, node_settings};
 use barewire_benches::{Args, Report, Row, Sample};
 use barewire_dataplane::flags::{BindFlags, Caps, OpFlags};
 use barewire_dataplane::node::{
@@ -55,17 +55,17 @@ fn main() {
     }
 }
 
-fn measure(args: &Args, report: &mut Report) -> Made<()> {
+fn measure(args: &Args, report: &mut Report) -> BenchResult<()> {
     let count = args.size(100_000, 1000) as usize;
     // SAFETY: sets a parameter of the allocator and touches no memory. Otherwise malloc would keep
     // the first nodes' freed tables on its heap for the next ones, where zeroed memory is written,
     // and so counts as resident.
     unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, 128 << 10) };
-    let mut few = Crowd::connect(1)?;
+    let mut few = HostWithPeers::connect(1)?;
     let (before, live) = (resident_bytes(), live_bytes());
     let mut host = Host::open(0, count)?;
     let fixed = (resident_bytes() - before, live_bytes() - live);
-    let many = Crowd::join(&mut host, count)?;
+    let many = HostWithPeers::join(&mut host, count)?;
     let resident = resident_bytes().saturating_sub(before + fixed.0 + many.own_bytes());
     let per = resident as f64 / count as f64;
     let row = Row::new("bytes-idle", per, "B/session").against("bar", 512.0, per / 512.0);
@@ -78,7 +78,12 @@ fn measure(args: &Args, report: &mut Report) -> Made<()> {
 }
 
 /// Time per message from random peers.
-fn messages(args: &Args, report: &mut Report, few: &mut Crowd, many: &mut Crowd) -> Made<()> {
+fn messages(
+    args: &Args,
+    report: &mut Report,
+    few: &mut HostWithPeers,
+    many: &mut HostWithPeers,
+) -> BenchResult<()> {
     let (rounds, bursts) = (args.size(15, 2), args.size(2000, 20));
     let (mut pairs, mut all) = (Rounds::default(), Sample::default());
     for round in 0..=rounds {
@@ -96,7 +101,7 @@ fn messages(args: &Args, report: &mut Report, few: &mut Crowd, many: &mut Crowd)
 }
 
 /// Time of a transmit with nothing to do.
-fn idle_turns(args: &Args, report: &mut Report, few: &mut Crowd, many: &mut Crowd) {
+fn idle_turns(args: &Args, report: &mut Report, few: &mut HostWithPeers, many: &mut HostWithPeers) {
     let (rounds, turns) = (args.size(15, 2), args.size(20_000, 100));
     let mut pairs = Rounds::default();
     for _ in 0..rounds {
@@ -117,7 +122,7 @@ fn station(number: usize) -> Station {
 
 impl Host {
     /// A node for `peers` peers.
-    fn open(number: usize, peers: usize) -> Made<Self> {
+    fn open(number: usize, peers: usize) -> BenchResult<Self> {
         let said = |e| format!("node {number}: {e}");
         let settings = NodeSettings {
             peer_max: peers.max(1),
@@ -137,7 +142,7 @@ impl Host {
         Ok(Self { node, ep, cq, av })
     }
 
-    fn addr(&self) -> Made<EpAddr> {
+    fn addr(&self) -> BenchResult<EpAddr> {
         self.node.addr_of(self.ep).map_err(|e| e.to_string())
     }
 
@@ -153,7 +158,7 @@ impl Host {
     }
 
     /// Receives the frames in `frames`.
-    fn take(&mut self, frames: &mut VecDeque<Vec<u8>>) {
+    fn receive(&mut self, frames: &mut VecDeque<Vec<u8>>) {
         while let Some(bytes) = frames.pop_front() {
             self.node.on_frame(Instant(now_ns()), &RxFrame::new(&bytes));
         }
@@ -171,25 +176,25 @@ impl Host {
 }
 
 /// Peers with a session each with a node, without the node.
-struct Joined {
+struct EstablishedPeers {
     remotes: Vec<Remote>,
 }
 
-impl Joined {
+impl EstablishedPeers {
     /// Bytes that the benchmark itself uses for them.
     fn own_bytes(&self) -> u64 {
         (self.remotes.capacity() * size_of::<Remote>()) as u64
     }
 
-    fn with(self, host: Host) -> Crowd {
+    fn with(self, host: Host) -> HostWithPeers {
         let memory = Memory::new(LEN);
         let frames = vec![[0; EagerMsg::LEN + LEN]; BURST];
-        Crowd { host, remotes: self.remotes, memory, frames, rng: 88_172_645_463_325_252 }
+        HostWithPeers { host, remotes: self.remotes, memory, frames, rng: 88_172_645_463_325_252 }
     }
 }
 
 /// A node and its peers.
-struct Crowd {
+struct HostWithPeers {
     host: Host,
     remotes: Vec<Remote>,
     memory: Memory,
@@ -197,15 +202,15 @@ struct Crowd {
     rng: u64,
 }
 
-impl Crowd {
-    fn connect(count: usize) -> Made<Self> {
+impl HostWithPeers {
+    fn connect(count: usize) -> BenchResult<Self> {
         let mut host = Host::open(0, count)?;
         let joined = Self::join(&mut host, count)?;
         Ok(joined.with(host))
     }
 
     /// Establishes a session of `host` with each of `count` peers, by one message from each.
-    fn join(host: &mut Host, count: usize) -> Made<Joined> {
+    fn join(host: &mut Host, count: usize) -> BenchResult<EstablishedPeers> {
         let mut remotes = Vec::with_capacity(count);
         let memory = Memory::new(LEN);
         let addr = host.addr()?;
@@ -228,13 +233,13 @@ impl Crowd {
             };
             let posted = peer.node.post_send(Instant(now_ns()), peer.ep, req);
             posted.map_err(|e| e.to_string())?;
-            remotes.push(Remote::settle(host, &mut peer)?);
+            remotes.push(Remote::establish(host, &mut peer)?);
         }
-        Ok(Joined { remotes })
+        Ok(EstablishedPeers { remotes })
     }
 
     /// Nanoseconds per message, in bursts of messages from random peers.
-    fn receive(&mut self, bursts: u64) -> Made<f64> {
+    fn receive(&mut self, bursts: u64) -> BenchResult<f64> {
         let mut spent = 0;
         for _ in 0..bursts {
             for i in 0..BURST {
@@ -263,7 +268,7 @@ impl Crowd {
 }
 
 impl Host {
-    fn post(&mut self, memory: &Memory) -> Made<()> {
+    fn post(&mut self, memory: &Memory) -> BenchResult<()> {
         let req = RecvReq {
             kind: MsgKind::Tagged,
             buf: memory.lend(0, LEN),
@@ -277,7 +282,7 @@ impl Host {
     }
 
     /// Reads the completions of a burst.
-    fn drain(&mut self) -> Made<()> {
+    fn drain(&mut self) -> BenchResult<()> {
         let mut entries = [Cqe::default(); BURST];
         let n = self.node.cq_read(self.cq, &mut entries).map_err(|e| e.to_string())?;
         if n == BURST { Ok(()) } else { Err(format!("{n} of {BURST} messages were taken")) }
@@ -286,7 +291,7 @@ impl Host {
 
 impl Remote {
     /// Delivers the first message of `peer`, and keeps the fields of its next one.
-    fn settle(host: &mut Host, peer: &mut Host) -> Made<Self> {
+    fn establish(host: &mut Host, peer: &mut Host) -> BenchResult<Self> {
         let (mut to_host, mut to_peer) = (VecDeque::new(), VecDeque::new());
         let mut last = None;
         for _ in 0..20 {
@@ -297,9 +302,9 @@ impl Remote {
                     last = frame.first_chunk().map(|head| (FrameHead::from(head), msg));
                 }
             }
-            host.take(&mut to_host);
+            host.receive(&mut to_host);
             host.transmit(&mut to_peer);
-            peer.take(&mut to_peer);
+            peer.receive(&mut to_peer);
         }
         let mut entry = [Cqe::default()];
         host.node.cq_read(host.cq, &mut entry).map_err(|e| format!("no session: {e}"))?;

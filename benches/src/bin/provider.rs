@@ -12,8 +12,8 @@ use barewire_benches::{Args, Report, Row, Sample};
 fn main() {
     let args = Args::read();
     let mut report = Report::new("provider", &args);
-    let place = match Place::new() {
-        Ok(place) => place,
+    let dir = match BenchDir::new() {
+        Ok(dir) => dir,
         Err(why) => {
             // xtask recognises a skipped benchmark by the first word.
             println!("SKIPPED: {why}");
@@ -22,7 +22,7 @@ fn main() {
     };
     if args.wants("instructions-64B") {
         let (few, many) = (args.size(10_000, 1000), args.size(60_000, 2000));
-        match place.instructions(few, many) {
+        match dir.instructions(few, many) {
             Ok([ours, theirs]) => report.row(
                 Row::new("instructions-64B", ours, "instr/message")
                     .against("libfabric shm", theirs, ours / theirs)
@@ -33,7 +33,7 @@ fn main() {
         }
     }
     if args.wants("ns-64B") {
-        match place.pairs(args.size(9, 1), args.size(1_000_000, 1000)) {
+        match dir.pairs(args.size(9, 1), args.size(1_000_000, 1000)) {
             Ok((both, ratios)) => report.row(
                 compared("ns-64B", "ns/message", "libfabric shm", &both)
                     .against("libfabric shm", both[1].median(), ratios.median())
@@ -52,7 +52,7 @@ fn main() {
             continue;
         }
         let count = args.size(300, 3);
-        match place.rounds(args.size(3, 1), |over| place.mpi(over, case, count)) {
+        match dir.rounds(args.size(3, 1), |provider| dir.mpi(provider, case, count)) {
             Ok(both) => report
                 .row(compared(&name, "ns", "tcp;ofi_rxm", &both).note("bar 0.5, aim 0.2; 2 ranks")),
             Err(why) => report.skip(&name, &why),
@@ -62,10 +62,10 @@ fn main() {
 
 /// The provider that a program uses.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Over {
-    Us,
+enum Provider {
+    Barewire,
     /// libfabric's own: `shm` for a pair, `tcp;ofi_rxm` for MPI.
-    Theirs,
+    Libfabric,
 }
 
 /// The median over barewire against the median over the other provider.
@@ -75,20 +75,20 @@ fn compared(name: &str, unit: &'static str, theirs: &str, [us, them]: &[Sample; 
 }
 
 /// Folder of the library, and folder of the compiled C programs.
-struct Place {
+struct BenchDir {
     library: PathBuf,
     programs: PathBuf,
     segment: String,
 }
 
-impl Drop for Place {
+impl Drop for BenchDir {
     fn drop(&mut self) {
         // A failure leaves temporary files only.
         let _ = std::fs::remove_dir_all(&self.programs);
     }
 }
 
-impl Place {
+impl BenchDir {
     fn new() -> Result<Self, String> {
         let exe = std::env::current_exe().map_err(|why| format!("own path: {why}"))?;
         let library = exe.parent().unwrap_or(Path::new(".")).to_path_buf();
@@ -104,9 +104,9 @@ impl Place {
             std::env::temp_dir().join(format!("barewire-bench-provider-{}", std::process::id()));
         std::fs::create_dir_all(&programs).map_err(|why| format!("{programs:?}: {why}"))?;
         let segment = format!("shm:bench-provider-{}", std::process::id());
-        let place = Self { library, programs, segment };
-        place.compile("cc", "pair.c", &["-lfabric"])?;
-        Ok(place)
+        let dir = Self { library, programs, segment };
+        dir.compile("cc", "pair.c", &["-lfabric"])?;
+        Ok(dir)
     }
 
     /// Compiles a program of `benches/provider`.
@@ -125,11 +125,11 @@ impl Place {
         }
     }
 
-    /// A program with the environment for `over`.
-    fn command(&self, program: impl AsRef<std::ffi::OsStr>, over: Over) -> Command {
+    /// A program with the environment for `provider`.
+    fn command(&self, program: impl AsRef<std::ffi::OsStr>, provider: Provider) -> Command {
         let mut command = Command::new(program);
         command.env_remove("FI_PROVIDER").env_remove("FI_LOG_LEVEL").stdin(Stdio::null());
-        if over == Over::Us {
+        if provider == Provider::Barewire {
             command.env("FI_PROVIDER", "barewire").env("FI_PROVIDER_PATH", &self.library);
             command.env("FI_BAREWIRE_PORT", &self.segment);
         }
@@ -142,10 +142,10 @@ impl Place {
     fn pairs(&self, rounds: u64, count: u64) -> Result<([Sample; 2], Sample), String> {
         let (mut both, mut ratios) = ([Sample::default(), Sample::default()], Sample::default());
         for _ in 0..rounds {
-            let mut command = self.command(self.programs.join("pair"), Over::Us);
+            let mut command = self.command(self.programs.join("pair"), Provider::Barewire);
             command.env("FI_PROVIDER", "barewire,shm");
-            let said = said(command.args([&count.to_string(), "barewire", "shm"]))?;
-            for line in said.lines() {
+            let output = output_of(command.args([&count.to_string(), "barewire", "shm"]))?;
+            for line in output.lines() {
                 let turn: Vec<f64> = line.split(' ').filter_map(|n| n.parse().ok()).collect();
                 let [ours, theirs] = turn[..] else { return Err(format!("no turn: {line}")) };
                 both[0].push(ours);
@@ -156,10 +156,10 @@ impl Place {
         Ok((both, ratios))
     }
 
-    fn mpi(&self, over: Over, case: &str, count: u64) -> Result<Sample, String> {
+    fn mpi(&self, provider: Provider, case: &str, count: u64) -> Result<Sample, String> {
         let program = self.compile("mpicc", "mpi.c", &[])?;
-        let name = if over == Over::Us { "barewire" } else { "tcp;ofi_rxm" };
-        let mut command = self.command("mpirun", over);
+        let name = if provider == Provider::Barewire { "barewire" } else { "tcp;ofi_rxm" };
+        let mut command = self.command("mpirun", provider);
         command.args(["-n", "2", "--oversubscribe", "--bind-to", "core"]);
         if nix::unistd::geteuid().is_root() {
             command.arg("--allow-run-as-root");
@@ -169,7 +169,7 @@ impl Place {
         for (key, value) in settings {
             command.args(["--mca", key, value]);
         }
-        if over == Over::Theirs {
+        if provider == Provider::Libfabric {
             command.env("FI_TCP_IFACE", "lo");
         }
         numbers(command.arg(program).args([case, &count.to_string()]))
@@ -179,36 +179,36 @@ impl Place {
     fn rounds(
         &self,
         rounds: u64,
-        run: impl Fn(Over) -> Result<Sample, String>,
+        run: impl Fn(Provider) -> Result<Sample, String>,
     ) -> Result<[Sample; 2], String> {
         let mut both = [Sample::default(), Sample::default()];
         for _ in 0..rounds {
-            both[0].extend(&run(Over::Us)?);
-            both[1].extend(&run(Over::Theirs)?);
+            both[0].extend(&run(Provider::Barewire)?);
+            both[1].extend(&run(Provider::Libfabric)?);
         }
         Ok(both)
     }
 
     /// Instructions per message over both providers: the difference of two run lengths.
     fn instructions(&self, few: u64, many: u64) -> Result<[f64; 2], String> {
-        let per = |over| {
-            let [a, b] = [few, many].map(|count| self.callgrind(over, count));
+        let per = |provider| {
+            let [a, b] = [few, many].map(|count| self.callgrind(provider, count));
             Ok::<_, String>((b? as f64 - a? as f64) / (many - few) as f64)
         };
-        Ok([per(Over::Us)?, per(Over::Theirs)?])
+        Ok([per(Provider::Barewire)?, per(Provider::Libfabric)?])
     }
 
-    fn callgrind(&self, over: Over, count: u64) -> Result<u64, String> {
-        let name = if over == Over::Us { "barewire" } else { "shm" };
+    fn callgrind(&self, provider: Provider, count: u64) -> Result<u64, String> {
+        let name = if provider == Provider::Barewire { "barewire" } else { "shm" };
         let out = self.programs.join(format!("callgrind.{name}.{count}"));
-        let mut command = self.command("valgrind", over);
+        let mut command = self.command("valgrind", provider);
         command
             .args(["--tool=callgrind", "--quiet", "--collect-atstart=no"])
             .arg("--toggle-collect=exchange")
             .arg(format!("--callgrind-out-file={}", out.display()))
             .arg(self.programs.join("pair"))
             .args([&count.to_string(), name]);
-        said(&mut command)?;
+        output_of(&mut command)?;
         let written = std::fs::read_to_string(&out).map_err(|why| format!("{out:?}: {why}"))?;
         let total = written.lines().find_map(|line| line.strip_prefix("totals: "));
         total.and_then(|n| n.trim().parse().ok()).ok_or_else(|| "nothing was counted".to_owned())
@@ -217,15 +217,15 @@ impl Place {
 
 /// The numbers that a program prints, one a line.
 fn numbers(command: &mut Command) -> Result<Sample, String> {
-    Ok(said(command)?.lines().filter_map(|line| line.trim().parse().ok()).collect())
+    Ok(output_of(command)?.lines().filter_map(|line| line.trim().parse().ok()).collect())
 }
 
 /// The standard output of a program.
-fn said(command: &mut Command) -> Result<String, String> {
+fn output_of(command: &mut Command) -> Result<String, String> {
     let ran = command.output().map_err(|why| format!("{:?}: {why}", command.get_program()))?;
     if !ran.status.success() {
-        let said = String::from_utf8_lossy(&ran.stderr);
-        return Err(said.lines().next_back().unwrap_or("it failed").to_owned());
+        let output = String::from_utf8_lossy(&ran.stderr);
+        return Err(output.lines().next_back().unwrap_or("it failed").to_owned());
     }
     Ok(String::from_utf8_lossy(&ran.stdout).into_owned())
 }

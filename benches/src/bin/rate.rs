@@ -2,7 +2,7 @@
 //! once, and with `FI_MORE`, which lets several share a frame.
 
 use barewire_benches::duo::{First, Second, Task, start};
-use barewire_benches::end::{End, Made, RawEnd};
+use barewire_benches::end::{BenchResult, End, RawEnd};
 use barewire_benches::{Args, Report, Row, Sample};
 use barewire_driver::clock::now_ns;
 
@@ -37,7 +37,7 @@ fn links() -> [(&'static str, [String; 2]); 3] {
     ]
 }
 
-fn measure(args: &Args, report: &mut Report) -> Made<()> {
+fn measure(args: &Args, report: &mut Report) -> BenchResult<()> {
     for (link, [ours, theirs]) in links() {
         let cases = [(format!("{link}-64B"), false), (format!("{link}-64B-more"), true)];
         if !cases.iter().any(|(case, _)| args.wants(case)) {
@@ -45,7 +45,7 @@ fn measure(args: &Args, report: &mut Report) -> Made<()> {
         }
         let mut first = start(|second| serve(second, &theirs))?;
         let mut end = RawEnd::open(&ours, LEN * WINDOW as usize)?;
-        end.join(|mac| first.meet(mac));
+        end.join(|mac| first.exchange_station(mac));
         for (case, more) in cases.iter().filter(|(case, _)| args.wants(case)) {
             measure_case((case, *more), args, (&mut first, &mut end), report)?;
         }
@@ -58,7 +58,7 @@ fn measure_case(
     args: &Args,
     (first, end): (&mut First, &mut RawEnd),
     report: &mut Report,
-) -> Made<()> {
+) -> BenchResult<()> {
     let (rounds, count) = (args.size(15, 2), args.size(500_000, 2000));
     let before = first.line_ns()?;
     let mut sample = Sample::default();
@@ -95,9 +95,9 @@ fn stream(end: &mut RawEnd, count: u64, more: bool) {
 }
 
 /// The second process.
-fn serve(second: &Second, spec: &str) -> Made<()> {
+fn serve(second: &Second, spec: &str) -> BenchResult<()> {
     let mut end = RawEnd::open(spec, LEN * WINDOW as usize)?;
-    end.join(|mac| second.meet(mac));
+    end.join(|mac| second.exchange_station(mac));
     second.serve(
         &mut end,
         |end| {

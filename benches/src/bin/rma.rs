@@ -8,7 +8,7 @@
 
 use barewire::Progress;
 use barewire_benches::duo::{First, Rounds, Second, Task, start};
-use barewire_benches::end::{Done, Made};
+use barewire_benches::end::{BenchResult, Done};
 use barewire_benches::remote::{RemoteEnd, count_instructions, steady_case};
 use barewire_benches::{Args, Report};
 use barewire_driver::clock::now_ns;
@@ -51,7 +51,12 @@ enum How {
     Read,
 }
 
-fn measure(case: &str, [how, message]: [How; 2], args: &Args, report: &mut Report) -> Made<()> {
+fn measure(
+    case: &str,
+    [how, message]: [How; 2],
+    args: &Args,
+    report: &mut Report,
+) -> BenchResult<()> {
     let (rounds, count) = (args.size(15, 2), args.size(4000, 64));
     let mut link = Link::open(case)?;
     let before = link.first.line_ns()?;
@@ -74,16 +79,16 @@ struct Link {
 }
 
 impl Link {
-    fn open(case: &str) -> Made<Self> {
+    fn open(case: &str) -> BenchResult<Self> {
         let spec = format!("shm:bench-rma-{case}-{}", std::process::id());
         let first = start(|second| serve(second, &spec))?;
         let mut end = RemoteEnd::open(&spec, FLAG_AT + 8, Progress::Manual)?;
-        end.join(|mac| first.meet(mac));
+        end.join(|mac| first.exchange_station(mac));
         Ok(Self { first, end, flag: 0 })
     }
 
     /// Transfers `LEN` bytes `count` times; returns GB/s.
-    fn stream(&mut self, how: How, count: u64) -> Made<f64> {
+    fn stream(&mut self, how: How, count: u64) -> BenchResult<f64> {
         let Self { first, end, flag } = self;
         *flag += 1;
         let begin = now_ns();
@@ -134,9 +139,9 @@ fn all(end: &mut RemoteEnd, how: How, count: u64) {
 }
 
 /// The second process.
-fn serve(second: &Second, spec: &str) -> Made<()> {
+fn serve(second: &Second, spec: &str) -> BenchResult<()> {
     let mut end = RemoteEnd::open(spec, FLAG_AT + 8, Progress::Manual)?;
-    end.join(|mac| second.meet(mac));
+    end.join(|mac| second.exchange_station(mac));
     second.serve(
         &mut end,
         |end| {

@@ -10,7 +10,7 @@ use std::time::Instant;
 use barewire::SealMode;
 use barewire_benches::attacked::{Attacked, Forgery};
 use barewire_benches::duo::Rounds;
-use barewire_benches::end::{End, Made, RawEnd};
+use barewire_benches::end::{BenchResult, End, RawEnd};
 use barewire_benches::pair::{How, exchange, joined};
 use barewire_benches::stream::{Stream, WINDOW};
 use barewire_benches::{Args, Report, Row, Sample, median};
@@ -74,7 +74,13 @@ fn spec(name: &str, role: &str) -> String {
 }
 
 /// Cycles per message of both ends, for each mode.
-fn cycles(case: &str, len: usize, alone: bool, args: &Args, report: &mut Report) -> Made<()> {
+fn cycles(
+    case: &str,
+    len: usize,
+    alone: bool,
+    args: &Args,
+    report: &mut Report,
+) -> BenchResult<()> {
     let (rounds, count) = (args.size(31, 2), args.size(10_000, 200));
     let mut pairs = Vec::new();
     for (name, seal) in MODES {
@@ -118,7 +124,7 @@ fn tsc() -> u64 {
 }
 
 /// Sends `count` messages from the first to the second endpoint, [`WINDOW`] in flight.
-fn stream(pair: &mut [RawEnd; 2], len: usize, count: u64) -> Made<()> {
+fn stream(pair: &mut [RawEnd; 2], len: usize, count: u64) -> BenchResult<()> {
     let [a, b] = pair;
     let (mut posted, mut sent, mut received) = (0, 0, 0);
     for _ in 0..100_000_000_u64 {
@@ -139,7 +145,7 @@ fn stream(pair: &mut [RawEnd; 2], len: usize, count: u64) -> Made<()> {
 }
 
 /// Long messages between two processes, encrypted against clear, and against the cipher alone.
-fn goodput(args: &Args, report: &mut Report) -> Made<()> {
+fn goodput(args: &Args, report: &mut Report) -> BenchResult<()> {
     let (rounds, count) = (args.size(21, 2), args.size(2000, 32));
     let open = |name, seal| {
         let specs = ["server", "client"].map(|role| spec(name, role));
@@ -223,7 +229,7 @@ fn agree(a: &mut Keyring, b: &mut Keyring, sid: u32) -> [SessionKeys; 2] {
 /// Cost of a forged frame at the receiver that drops it, and the goodput of the attacked session:
 /// two nodes in one thread, single-frame messages, the quiet session and the attacked one
 /// interleaved.
-fn attacked(args: &Args, report: &mut Report) -> Made<()> {
+fn attacked(args: &Args, report: &mut Report) -> BenchResult<()> {
     const LEN: usize = 1400;
     /// One of this many frames at the receiver is forged.
     const ONE_IN: u64 = 10;
@@ -232,7 +238,7 @@ fn attacked(args: &Args, report: &mut Report) -> Made<()> {
     for (name, forgery) in Forgery::ALL {
         let (mut costs, mut goodput) = (Vec::new(), Rounds::default());
         for round in 0..=rounds {
-            let mut time = |attack| -> Made<(f64, u64)> {
+            let mut time = |attack| -> BenchResult<(f64, u64)> {
                 let begin = tsc();
                 let forged = session.run(count, attack)?;
                 Ok(((tsc() - begin) as f64, forged))

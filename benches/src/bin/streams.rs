@@ -13,8 +13,8 @@
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use barewire_benches::end::Made;
-use barewire_benches::{Args, Place, Report, Row, Sample};
+use barewire_benches::end::BenchResult;
+use barewire_benches::{Args, CpuPair, Report, Row, Sample};
 use barewire_tests::nodes::{FABRIC, Nodes, address};
 
 /// The veth of the ports that need one to themselves.
@@ -22,7 +22,7 @@ const OWN_WIRE: &str = "fab1";
 
 /// The transports, in order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Player {
+enum Transport {
     FiTcp,
     Kernel,
     Udp,
@@ -31,12 +31,12 @@ enum Player {
     Xdp,
 }
 
-use Player::{Afpacket, FiTcp, Ip, Kernel, Udp, Xdp};
+use Transport::{Afpacket, FiTcp, Ip, Kernel, Udp, Xdp};
 
 /// The first one is the reference of the others.
-const PLAYERS: [Player; 6] = [FiTcp, Kernel, Udp, Afpacket, Ip, Xdp];
+const TRANSPORTS: [Transport; 6] = [FiTcp, Kernel, Udp, Afpacket, Ip, Xdp];
 
-impl Player {
+impl Transport {
     fn name(self) -> &'static str {
         match self {
             FiTcp => "fi-tcp",
@@ -49,7 +49,7 @@ impl Player {
     }
 
     /// The provider that the program requests, and barewire's port at node `me`.
-    fn over(self, me: usize) -> (&'static str, Option<String>) {
+    fn provider_and_port(self, me: usize) -> (&'static str, Option<String>) {
         match self {
             FiTcp => ("tcp;ofi_rxm", None),
             Kernel => ("kernel", None),
@@ -88,7 +88,9 @@ fn main() {
     let wires = &WIRES[..args.size(WIRES.len() as u64, 1) as usize];
     for &(wire, mtu, passes_segments) in wires {
         let wanted = |load: &str| {
-            PLAYERS.iter().any(|player| args.wants(&format!("{wire}/{}-{load}", player.name())))
+            TRANSPORTS
+                .iter()
+                .any(|transport| args.wants(&format!("{wire}/{}-{load}", transport.name())))
         };
         let loads = LOADS.into_iter().filter(|(load, ..)| wanted(load));
         for (load, len, window, count) in loads {
@@ -96,9 +98,15 @@ fn main() {
             let measured = nodes(mtu, passes_segments)
                 .and_then(|nodes| measure(&args, &stream, &nodes, (len, window, count)));
             match measured {
-                Ok(played) => {
+                Ok(measurements) => {
                     let reference = format!("{} of libfabric {}", FiTcp.name(), stream.version);
-                    tell(&args, &mut report, (wire, load, &reference), (len, count), &played);
+                    add_rows(
+                        &args,
+                        &mut report,
+                        (wire, load, &reference),
+                        (len, count),
+                        &measurements,
+                    );
                 }
                 Err(why) => report.skip(&format!("{wire}/{load}"), &why),
             }
@@ -107,7 +115,7 @@ fn main() {
 }
 
 /// Two nodes with two wires.
-fn nodes(mtu: usize, passes_segments: bool) -> Made<Nodes> {
+fn nodes(mtu: usize, passes_segments: bool) -> BenchResult<Nodes> {
     let nodes = Nodes::pair(mtu)?;
     nodes.veth([(0, OWN_WIRE), (1, OWN_WIRE)], mtu)?;
     if !passes_segments {
@@ -124,7 +132,7 @@ fn nodes(mtu: usize, passes_segments: bool) -> Made<Nodes> {
 /// Of one player by rounds: messages a second, and nanoseconds of a processor a message at the
 /// sender and at the receiver.
 #[derive(Default)]
-struct Played {
+struct Measurement {
     rates: Sample,
     ratios: Sample,
     processor: [Sample; 2],
@@ -137,66 +145,66 @@ fn measure(
     stream: &Stream,
     nodes: &Nodes,
     load: (u64, u64, u64),
-) -> Made<Vec<Played>> {
-    let mut all: Vec<Played> = PLAYERS.iter().map(|_| Played::default()).collect();
+) -> BenchResult<Vec<Measurement>> {
+    let mut all: Vec<Measurement> = TRANSPORTS.iter().map(|_| Measurement::default()).collect();
     for _ in 0..args.size(7, 1) {
         let mut reference = 0.0;
-        for (player, played) in PLAYERS.iter().zip(&mut all) {
-            if played.missing.is_some() {
+        for (transport, measurement) in TRANSPORTS.iter().zip(&mut all) {
+            if measurement.missing.is_some() {
                 continue;
             }
-            match stream.run(nodes, *player, load) {
+            match stream.run(nodes, *transport, load) {
                 Ok([sender, receiver]) => {
                     let per = |seconds: f64| seconds * 1e9 / load.2 as f64;
                     let rate = load.2 as f64 / sender.0;
-                    if *player == FiTcp {
+                    if *transport == FiTcp {
                         reference = rate;
                     }
-                    played.rates.push(rate);
-                    played.ratios.push(rate / reference);
-                    played.processor[0].push(per(sender.1));
-                    played.processor[1].push(per(receiver.1));
+                    measurement.rates.push(rate);
+                    measurement.ratios.push(rate / reference);
+                    measurement.processor[0].push(per(sender.1));
+                    measurement.processor[1].push(per(receiver.1));
                 }
                 // Everybody is set against the first.
-                Err(why) if *player == FiTcp => return Err(why),
-                Err(why) => played.missing = Some(why),
+                Err(why) if *transport == FiTcp => return Err(why),
+                Err(why) => measurement.missing = Some(why),
             }
         }
     }
     Ok(all)
 }
 
-fn tell(
+fn add_rows(
     args: &Args,
     report: &mut Report,
     (wire, load, reference_name): (&str, &str, &str),
     (len, count): (u64, u64),
-    all: &[Played],
+    all: &[Measurement],
 ) {
     let by_bytes = len > 1024;
     let (scale, unit) = if by_bytes { (len as f64 / 1e9, "GB/s") } else { (1e-6, "M/s") };
-    for (player, played) in PLAYERS.iter().zip(all) {
-        let case = format!("{wire}/{}-{load}", player.name());
+    for (transport, measurement) in TRANSPORTS.iter().zip(all) {
+        let case = format!("{wire}/{}-{load}", transport.name());
         if !args.wants(&case) {
             continue;
         }
-        if let Some(why) = &played.missing {
+        if let Some(why) = &measurement.missing {
             report.skip(&case, why);
             continue;
         }
         let reference = all[0].rates.median() * scale;
         let note = format!(
             "ratios {:.2} to {:.2} in {} rounds; processor {:.0} + {:.0} ns a message",
-            played.ratios.min(),
-            played.ratios.quantile(1.0),
-            played.ratios.len(),
-            played.processor[0].median(),
-            played.processor[1].median(),
+            measurement.ratios.min(),
+            measurement.ratios.quantile(1.0),
+            measurement.ratios.len(),
+            measurement.processor[0].median(),
+            measurement.processor[1].median(),
         );
-        let row = Row::new(case, played.rates.median() * scale, unit).against(
+        let row = Row::new(case, measurement.rates.median() * scale, unit).against(
             reference_name,
             reference,
-            played.ratios.median(),
+            measurement.ratios.median(),
         );
         report.row(row.count(count).note(note));
     }
@@ -218,7 +226,7 @@ impl Drop for Stream {
 }
 
 impl Stream {
-    fn compiled() -> Made<Self> {
+    fn compiled() -> BenchResult<Self> {
         let exe = std::env::current_exe().map_err(|why| format!("own path: {why}"))?;
         let library = exe.parent().unwrap_or(Path::new(".")).to_path_buf();
         if !library.join("libbarewire_fi.so").is_file() {
@@ -255,15 +263,15 @@ impl Stream {
     fn run(
         &self,
         nodes: &Nodes,
-        player: Player,
+        transport: Transport,
         (len, window, count): (u64, u64, u64),
-    ) -> Made<[(f64, f64); 2]> {
-        let place = Place::find()?;
-        let start = |me: usize, role: &str| -> Made<Child> {
-            let (provider, port) = player.over(me);
+    ) -> BenchResult<[(f64, f64); 2]> {
+        let cpu_pair = CpuPair::find()?;
+        let start = |me: usize, role: &str| -> BenchResult<Child> {
+            let (provider, port) = transport.provider_and_port(me);
             // One that fails leaves the other waiting.
             let mut command = nodes.command(me, "timeout");
-            command.args([PATIENCE, "taskset", "-c", &place.cpu(me).to_string()]);
+            command.args([PATIENCE, "taskset", "-c", &cpu_pair.cpu(me).to_string()]);
             command.arg(self.program());
             command.arg(provider).args([len, window, count].map(|n| n.to_string()));
             command.args([role, &address(1), "47900"]).env_remove("FI_PROVIDER");
@@ -274,7 +282,7 @@ impl Stream {
             command.spawn().map_err(|why| format!("timeout: {why}"))
         };
         let (receiver, sender) = (start(1, "server")?, start(0, "client")?);
-        let said = |child: Child| -> Made<(f64, f64)> {
+        let said = |child: Child| -> BenchResult<(f64, f64)> {
             let out = child.wait_with_output().map_err(|why| why.to_string())?;
             let line = String::from_utf8_lossy(&out.stdout);
             let mut words = line.split_whitespace().map(str::parse);

@@ -3,7 +3,7 @@
 
 use barewire_benches::count::{instructions, steady};
 use barewire_benches::duo::{Rounds, start};
-use barewire_benches::end::Made;
+use barewire_benches::end::BenchResult;
 use barewire_benches::switched::Node;
 use barewire_benches::{Args, Report, Row, Sample};
 use barewire_driver::backend::switch::Switch;
@@ -67,17 +67,17 @@ const LINES: f64 = 2.5;
 const LONG_MESSAGE: usize = 64 << 10;
 
 /// Messages of processes to a far node, over a NIC of their own and through a switch, interleaved.
-fn messages(args: &Args, report: &mut Report) -> Made<()> {
+fn messages(args: &Args, report: &mut Report) -> BenchResult<()> {
     let (rounds, count) = (args.size(25, 2), args.size(20_000, 200));
     let memory = WINDOW_LONG as usize * LONG_MESSAGE;
     let mut nodes = [(1, false), (1, true), (4, true)]
         .into_iter()
         .map(|(processes, switched)| Node::open(processes, switched, memory))
-        .collect::<Made<Vec<_>>>()?;
+        .collect::<BenchResult<Vec<_>>>()?;
     let half = |node: &mut Node| node.half_round_trip(64, count);
     let short = |node: &mut Node| node.rate(64, WINDOW, count);
     let long = |node: &mut Node| node.rate(LONG_MESSAGE, WINDOW_LONG, count / 100);
-    type Measure<'a> = &'a dyn Fn(&mut Node) -> Made<f64>;
+    type Measure<'a> = &'a dyn Fn(&mut Node) -> BenchResult<f64>;
     // The second or the third of `nodes` against the first plus the given number of round trips of
     // a cache line, which a switch on its own processor adds.
     let lines = LINES * line_ns()?;
@@ -101,24 +101,24 @@ fn messages(args: &Args, report: &mut Report) -> Made<()> {
 }
 
 /// Round trip of a cache line between two processors, nanoseconds.
-fn line_ns() -> Made<f64> {
+fn line_ns() -> BenchResult<f64> {
     let mut first = start(|second| second.serve(&mut (), |()| (), |(), _| Ok(())))?;
     first.line_ns()
 }
 
-fn run_case(case: &str, count: u64) -> Made<()> {
+fn run_case(case: &str, count: u64) -> BenchResult<()> {
     let found = CASES.into_iter().find(|(name, ..)| *name == case);
     let (_, switched, up, together) = found.ok_or("no such case")?;
-    let mut line = Line::lay(switched)?;
+    let mut line = Line::open(switched)?;
     line.pass(up, SHORT, together, WARM_UP)?;
     steady(|| line.pass(up, SHORT, together, count))
 }
 
 /// Nanoseconds per frame of the cases with many frames in flight, interleaved.
-fn timed(len: usize, samples: u64) -> Made<Vec<Sample>> {
+fn timed(len: usize, samples: u64) -> BenchResult<Vec<Sample>> {
     let mut lines = Vec::new();
     for &(_, switched, up, together) in &CASES[3..] {
-        let mut line = Line::lay(switched)?;
+        let mut line = Line::open(switched)?;
         line.pass(up, len, together, WARM_UP)?;
         lines.push((line, up, together, Sample::with_capacity(samples as usize)));
     }
@@ -141,21 +141,21 @@ struct Line {
 }
 
 impl Line {
-    fn lay(switched: bool) -> Made<Self> {
+    fn open(switched: bool) -> BenchResult<Self> {
         use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
         static SERIAL: AtomicU32 = AtomicU32::new(0);
         let serial = SERIAL.fetch_add(1, Relaxed);
         let name = format!("memif:@bench-switch-{}-{serial}", std::process::id());
         let options = "mtu=9000,bsize=16384";
-        let told = |why: barewire_driver::error::OpenError| why.to_string();
-        let far = open(&format!("{name},role=server,{options}")).map_err(told)?;
+        let text = |why: barewire_driver::error::OpenError| why.to_string();
+        let far = open(&format!("{name},role=server,{options}")).map_err(text)?;
         let client = format!("{name},role=client,{options}");
         let (switch, station) = match switched {
             true => {
-                let switch = open_switch(&client, &SwitchAccess::default()).map_err(told)?;
-                (Some(switch), open(&format!("{client},switch=yes")).map_err(told)?)
+                let switch = open_switch(&client, &SwitchAccess::default()).map_err(text)?;
+                (Some(switch), open(&format!("{client},switch=yes")).map_err(text)?)
             }
-            false => (None, open(&client).map_err(told)?),
+            false => (None, open(&client).map_err(text)?),
         };
         let mut line = Self { station, switch, far, bytes: Vec::new() };
         // Until the two sides of the memif are connected and the rings are open.
@@ -171,7 +171,7 @@ impl Line {
 
     /// Passes `count` frames of `len` bytes, `together` of them in flight.
     #[inline(never)]
-    fn pass(&mut self, up: bool, len: usize, together: usize, count: u64) -> Made<()> {
+    fn pass(&mut self, up: bool, len: usize, together: usize, count: u64) -> BenchResult<()> {
         let Self { station, switch, far, bytes } = self;
         let (from, to) = if up { (station, far) } else { (far, station) };
         let (dst, src) = (to.caps().station, from.caps().station);

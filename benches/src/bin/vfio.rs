@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicU16;
 
 use barewire_benches::count::{instructions, steady};
 use barewire_benches::duo::Rounds;
-use barewire_benches::end::Made;
+use barewire_benches::end::BenchResult;
 use barewire_benches::{Args, Report, Row, Sample};
 use barewire_driver::backend::vfio::VfioPort;
 use barewire_driver::backend::vfio::netq::{Doorbell, HDR_LEN, NetQueues, QueueMemory};
@@ -122,7 +122,7 @@ fn row(start: &str, what: &str, name: &str, said: &str) -> Option<Row> {
 }
 
 /// Boots a guest with four NICs of a kind and returns its output.
-fn in_guest(kind: &str, args: &Args) -> Made<String> {
+fn in_guest(kind: &str, args: &Args) -> BenchResult<String> {
     let program = std::env::current_exe().map_err(|why| format!("own path: {why}"))?;
     let program = program.with_file_name("vfio-guest");
     if !program.exists() {
@@ -168,7 +168,7 @@ fn in_guest(kind: &str, args: &Args) -> Made<String> {
 // Over a model
 // ---------------------------------------------------------------------------------------------
 
-fn run_case(case: &str, count: u64) -> Made<()> {
+fn run_case(case: &str, count: u64) -> BenchResult<()> {
     let burst = if case.ends_with("alone") { 1 } else { 32 };
     let mut bench = Bench::new()?;
     // The counted part runs in `steady`; rings and caches have wrapped once by then.
@@ -190,10 +190,10 @@ struct Bench {
 }
 
 impl Bench {
-    fn new() -> Made<Self> {
+    fn new() -> BenchResult<Self> {
         let queue_len = NetQueues::queue_len(COUNT).next_multiple_of(4096);
         let buffers_len = usize::from(COUNT) * STRIDE;
-        let block = |len: usize| -> Made<Block> {
+        let block = |len: usize| -> BenchResult<Block> {
             let arena = Arena::new(len, Hugepages::IfFree).map_err(|e| e.to_string())?;
             arena.block(len).ok_or_else(|| "a new arena has no room".into())
         };
@@ -203,7 +203,7 @@ impl Bench {
             NonNull::new(block.as_mut_ptr().wrapping_add(offset)).ok_or("no memory")
         };
         let register = NonNull::new(doorbell.as_ptr()).ok_or("no memory")?;
-        let memory = |n: usize| -> Made<QueueMemory> {
+        let memory = |n: usize| -> BenchResult<QueueMemory> {
             Ok(QueueMemory {
                 queue: at(&queues, n * queue_len)?,
                 count: COUNT,

@@ -15,11 +15,11 @@ use std::process::Command;
 
 use barewire::EpAddr;
 use barewire_benches::duo::{First, Second, Task, start};
-use barewire_benches::end::{End, Made};
+use barewire_benches::end::{BenchResult, End};
 use barewire_benches::wires::{
     Absent, Fabric, LEN, Pingpong, Raw, Ring, Socket, Tcp, Udp, Wire, ping, pong,
 };
-use barewire_benches::{Args, Place, Report, Row, Sample, median};
+use barewire_benches::{Args, CpuPair, Report, Row, Sample, median};
 use barewire_driver::backend::udp::mac_of;
 use barewire_driver::port::Station;
 use barewire_tests::nodes::{FABRIC, Nodes, address};
@@ -102,16 +102,16 @@ fn main() {
     }
 }
 
-fn measure(args: &Args, report: &mut Report) -> Made<()> {
+fn measure(args: &Args, report: &mut Report) -> BenchResult<()> {
     let nodes = Nodes::pair(1500)?;
     for name in XDP_WIRES.into_iter().chain(OWN_WIRES) {
         nodes.veth([(0, name), (1, name)], 1500)?;
     }
     let mut first = start(|second| serve(second, &nodes))?;
     nodes.enter(0)?;
-    let mut players = open(0, |station| first.meet(station))?;
+    let mut players = open(0, |station| first.exchange_station(station))?;
     let rounds = Rounds::play(args, &mut first, &mut players, &nodes)?;
-    rounds.tell(args, report);
+    rounds.add_rows(args, report);
     Ok(())
 }
 
@@ -122,19 +122,22 @@ fn wanted(args: &Args, who: usize) -> bool {
     args.wants(NAMES[who]) || CASES.iter().any(|case| plays(&case))
 }
 
-fn at(node: usize, port: u16) -> Made<SocketAddr> {
+fn at(node: usize, port: u16) -> BenchResult<SocketAddr> {
     format!("{}:{port}", address(node)).parse().map_err(|e| format!("{e}"))
 }
 
-/// The ends of node `me`, whose namespace was entered. `meet` exchanges stations.
-fn open(me: usize, mut meet: impl FnMut(Station) -> Station) -> Made<Vec<Box<dyn Wire>>> {
+/// The ends of node `me`, whose namespace was entered. `exchange_station` exchanges stations.
+fn open(
+    me: usize,
+    mut exchange_station: impl FnMut(Station) -> Station,
+) -> BenchResult<Vec<Box<dyn Wire>>> {
     let mut afpacket = Fabric::open(&format!("afpacket:{FABRIC}"))?;
-    let station = meet(afpacket.0.addr().station);
+    let station = exchange_station(afpacket.0.addr().station);
     afpacket.0.connect(EpAddr { station, incarnation: 0, ..afpacket.0.addr() });
     let mut udp = Fabric::open(&format!("udp:{FABRIC}:{UDP_PORT}"))?;
     // The address follows from the node's number.
-    let place = format!("{}:{UDP_PORT}", address(1 - me)).parse().map_err(|e| format!("{e}"))?;
-    let station = mac_of(place).ok_or("a place without an address")?;
+    let remote = format!("{}:{UDP_PORT}", address(1 - me)).parse().map_err(|e| format!("{e}"))?;
+    let station = mac_of(remote).ok_or("a place without an address")?;
     udp.0.connect(EpAddr { station: station.into(), incarnation: 0, ..udp.0.addr() });
     let (here, there) = (at(me, 40_000)?, at(1 - me, 40_000)?);
     let tcp = if me == 1 { Tcp::listen(here)? } else { Tcp::connect(there)? };
@@ -144,10 +147,10 @@ fn open(me: usize, mut meet: impl FnMut(Station) -> Station) -> Made<Vec<Box<dyn
     ];
     let [mut ip, mut alone] = [Fabric::open(&own[0])?, Fabric::open(&own[1])?];
     for fabric in [&mut ip, &mut alone] {
-        let station = meet(fabric.0.addr().station);
+        let station = exchange_station(fabric.0.addr().station);
         fabric.0.connect(EpAddr { station, incarnation: 0, ..fabric.0.addr() });
     }
-    let [xdp, xdp_port] = xdp(meet)?;
+    let [xdp, xdp_port] = xdp(exchange_station)?;
     Ok(vec![
         Box::new(afpacket),
         Box::new(Socket::open(FABRIC)?),
@@ -164,22 +167,22 @@ fn open(me: usize, mut meet: impl FnMut(Station) -> Station) -> Made<Vec<Box<dyn
 
 /// The port `xdp` under the fabric, and alone, if both nodes may open it: both need the same
 /// rights.
-fn xdp(mut meet: impl FnMut(Station) -> Station) -> Made<[Box<dyn Wire>; 2]> {
+fn xdp(mut exchange_station: impl FnMut(Station) -> Station) -> BenchResult<[Box<dyn Wire>; 2]> {
     let [spec, alone] = XDP_WIRES.map(|name| format!("xdp:{name}"));
     if let Err(why) = barewire_driver::open::check(&spec) {
         println!("SKIPPED: {why}");
         return Ok([Box::new(Absent), Box::new(Absent)]);
     }
     let mut fabric = Fabric::open(&spec)?;
-    let station = meet(fabric.0.addr().station);
+    let station = exchange_station(fabric.0.addr().station);
     fabric.0.connect(EpAddr { station, incarnation: 0, ..fabric.0.addr() });
     Ok([Box::new(fabric), Box::new(Raw::open(&alone)?)])
 }
 
 /// The second process.
-fn serve(second: &Second, nodes: &Nodes) -> Made<()> {
+fn serve(second: &Second, nodes: &Nodes) -> BenchResult<()> {
     nodes.enter(1)?;
-    let mut players = open(1, |station| second.meet(station))?;
+    let mut players = open(1, |station| second.exchange_station(station))?;
     second.serve(
         &mut players,
         |players| players.iter_mut().for_each(|player| player.idle()),
@@ -207,7 +210,7 @@ impl Rounds {
         first: &mut First,
         players: &mut [Box<dyn Wire>],
         nodes: &Nodes,
-    ) -> Made<Self> {
+    ) -> BenchResult<Self> {
         let count = args.size(4_000, 200);
         let mut all = Self {
             rounds: Vec::new(),
@@ -248,8 +251,8 @@ impl Rounds {
         first: &First,
         nodes: &Nodes,
         ns: &mut [f64; PLAYERS],
-    ) -> Made<()> {
-        let place = Place::find()?;
+    ) -> BenchResult<()> {
+        let cpu_pair = CpuPair::find()?;
         let count = args.size(4_000, 100);
         first.pause();
         for (i, program) in PROGRAMS.iter().enumerate() {
@@ -258,7 +261,7 @@ impl Rounds {
             }
             let on = |node: usize| -> Command {
                 let mut command = nodes.command(node, "taskset");
-                command.args(["-c", &place.cpu(node).to_string(), "fi_pingpong"]);
+                command.args(["-c", &cpu_pair.cpu(node).to_string(), "fi_pingpong"]);
                 command
             };
             match program.run(on(1), on(0), &address(1), count) {
@@ -280,7 +283,7 @@ impl Rounds {
         if alike.is_empty() { (self.rounds.iter().collect(), "unlike") } else { (alike, "alike") }
     }
 
-    fn tell(&self, args: &Args, report: &mut Report) {
+    fn add_rows(&self, args: &Args, report: &mut Report) {
         let (rounds, state) = self.comparable();
         let played = |who: usize| rounds.iter().filter(move |r| r.ns[who] > 0.0);
         let line = |i: usize| median(rounds.iter().map(|r| r.line[i]));

@@ -9,10 +9,10 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 
 use barewire_benches::count::{instructions, steady, warm_up};
 use barewire_benches::duo::{First, Rounds, Second, Task, start};
-use barewire_benches::end::{End, Made, RawEnd, SafeEnd};
+use barewire_benches::end::{BenchResult, End, RawEnd, SafeEnd};
 use barewire_benches::pair::{joined, segment};
 use barewire_benches::remote::steady_case_on;
-use barewire_benches::{Args, Bounced, Place, Report, Row, Sample};
+use barewire_benches::{Args, BouncedLine, CpuPair, Report, Row, Sample};
 use barewire_driver::clock::now_ns;
 use barewire_driver::frame::{RxFrame, TxFrame};
 use barewire_driver::port::{MacAddr, Station};
@@ -114,9 +114,9 @@ struct Ends {
 impl Ends {
     /// Opens the endpoints on the ports that `open` specifies by number and options, at addresses
     /// from `first` on.
-    fn open(role: &str, first: u64, open: impl Fn(u64, &str) -> String) -> Made<Self> {
+    fn open(role: &str, first: u64, open: impl Fn(u64, &str) -> String) -> BenchResult<Self> {
         let other = if role == SERVER { CLIENT } else { SERVER };
-        let end = |i: u64, options: &str| -> Made<RawEnd> {
+        let end = |i: u64, options: &str| -> BenchResult<RawEnd> {
             let options = format!("mac={},{options}", address(role, first + i));
             let mut end = RawEnd::open(&open(i, &options), MEMORY)?;
             let station = address(other, first + i);
@@ -138,7 +138,7 @@ struct Side {
 }
 
 impl Side {
-    fn open(role: &str, parent: u32) -> Made<Self> {
+    fn open(role: &str, parent: u32) -> BenchResult<Self> {
         let args = |id: u64| format!("role={role},id={id},socket=barewire-bench-{parent}-{id}");
         let ours = Ends::open(role, 0, |i, options| {
             format!("memif:@barewire-bench-{parent}-own{i},role={role},{options}")
@@ -151,7 +151,7 @@ impl Side {
     }
 
     /// Waits until the two processes are connected.
-    fn connected(&mut self) -> Made<()> {
+    fn connected(&mut self) -> BenchResult<()> {
         let begun = std::time::Instant::now();
         while !self.raw.is_up() || !self.raw_large.is_up() {
             self.idle();
@@ -172,13 +172,13 @@ impl Side {
     }
 }
 
-fn memif(args: &Args, report: &mut Report) -> Made<()> {
+fn memif(args: &Args, report: &mut Report) -> BenchResult<()> {
     let parent = std::process::id();
     let mut first = start(|second| serve(second, parent))?;
     let mut side = Side::open(SERVER, parent)?;
     // The raw clients do not wait for a server: the other process opens them when it receives this
     // address.
-    first.meet(address(SERVER, 0));
+    first.exchange_station(address(SERVER, 0));
     side.connected()?;
     let rounds = args.size(21, 2);
     if LATENCY.iter().any(|case| args.wants(case)) {
@@ -205,7 +205,7 @@ fn memif_latency(
     first: &mut First,
     side: &mut Side,
     report: &mut Report,
-) -> Made<()> {
+) -> BenchResult<()> {
     let cases = [LATENCY, LATENCY_LOSSLESS].concat();
     let mut pairs = std::array::from_fn::<_, 4, _>(|_| Rounds::default());
     let mut single = std::array::from_fn::<_, 4, _>(|_| Sample::default());
@@ -231,13 +231,15 @@ fn memif_latency(
     let after = first.line_ns()?;
     for (i, case) in cases.into_iter().enumerate() {
         let row = Row::new(case, pairs[i].value(), "ns half trip").spread(&single[i]);
-        report.row(told(row, &pairs[i], "raw memif half trip", rounds).placed(before, after));
+        report.row(
+            with_reference(row, &pairs[i], "raw memif half trip", rounds).placed(before, after),
+        );
     }
     Ok(())
 }
 
 /// The row with its reference.
-fn told(row: Row, pairs: &Rounds, reference: &str, rounds: u64) -> Row {
+fn with_reference(row: Row, pairs: &Rounds, reference: &str, rounds: u64) -> Row {
     let (low, high) = pairs.ratio_range();
     row.against(reference, pairs.reference(), pairs.ratio())
         .note(format!("ratios {low:.2} to {high:.2} in {rounds} rounds"))
@@ -249,7 +251,7 @@ fn memif_rate(
     first: &mut First,
     side: &mut Side,
     report: &mut Report,
-) -> Made<()> {
+) -> BenchResult<()> {
     let mut pairs = [Rounds::default(), Rounds::default()];
     let mut sample = [Sample::default(), Sample::default()];
     let before = first.line_ns()?;
@@ -275,7 +277,7 @@ fn memif_rate(
     let after = first.line_ns()?;
     for (i, case) in RATE.into_iter().enumerate() {
         let row = Row::new(case, pairs[i].value(), "M messages/s").spread(&sample[i]);
-        let row = told(row, &pairs[i], "raw memif, bursts of 32", rounds);
+        let row = with_reference(row, &pairs[i], "raw memif, bursts of 32", rounds);
         report.row(row.placed(before, after));
     }
     Ok(())
@@ -287,7 +289,7 @@ fn memif_goodput(
     first: &mut First,
     side: &mut Side,
     report: &mut Report,
-) -> Made<()> {
+) -> BenchResult<()> {
     let payload = RAW_LARGE - 22;
     let frames = count * LARGE as u64 / payload as u64;
     // Each of barewire's against raw frames without a copy and against copied ones.
@@ -324,21 +326,21 @@ fn memif_goodput(
     let cases = [GOODPUT, GOODPUT_COPIED];
     for (i, pairs) in pairs.iter().enumerate() {
         let row = Row::new(cases[i / 5][i % 5], pairs.value(), "Gbit/s");
-        report.row(told(row, pairs, references[i / 5], rounds).placed(before, after));
+        report.row(with_reference(row, pairs, references[i / 5], rounds).placed(before, after));
     }
     Ok(())
 }
 
 /// Nanoseconds for each of `count` operations.
-fn timed(count: u64, work: impl FnOnce() -> Made<()>) -> Made<f64> {
+fn timed(count: u64, work: impl FnOnce() -> BenchResult<()>) -> BenchResult<f64> {
     let begun = now_ns();
     work()?;
     Ok((now_ns() - begun) as f64 / count as f64)
 }
 
 /// The second process.
-fn serve(second: &Second, parent: u32) -> Made<()> {
-    second.meet(address(CLIENT, 0));
+fn serve(second: &Second, parent: u32) -> BenchResult<()> {
+    second.exchange_station(address(CLIENT, 0));
     let mut side = Side::open(CLIENT, parent)?;
     side.connected()?;
     let work = |side: &mut Side, task: Task| {
@@ -471,7 +473,11 @@ const RINGS: [(&str, &str); 2] = [
 ];
 
 /// The other thread: executes the commands in `turn` until the last one.
-fn answer(turn: &AtomicU64, count: u64, (far, raw, line): (&mut RawEnd, &mut RawPort, &Bounced)) {
+fn answer(
+    turn: &AtomicU64,
+    count: u64,
+    (far, raw, line): (&mut RawEnd, &mut RawPort, &BouncedLine),
+) {
     loop {
         match turn.load(Acquire) {
             WAIT => {
@@ -488,28 +494,28 @@ fn answer(turn: &AtomicU64, count: u64, (far, raw, line): (&mut RawEnd, &mut Raw
     }
 }
 
-fn ring(args: &Args, report: &mut Report) -> Made<()> {
-    let place = Place::find()?;
+fn ring(args: &Args, report: &mut Report) -> BenchResult<()> {
+    let cpu_pair = CpuPair::find()?;
     let port = |end| format!("dpdk:net_ring_bench{end},pair=bench");
     let (rounds, count) = (args.size(21, 2), args.size(20_000, 500));
     let mut near = RawEnd::open(&port(0), MEMORY)?;
     let [mut raw, mut raw_far] = RawPort::ring_pair(2048)?;
     let (turn, station) = (AtomicU64::new(0), AtomicU64::new(0));
-    let line = Bounced::default();
+    let line = BouncedLine::default();
     let near_addr = near.addr();
     let mut pairs = [Rounds::default(), Rounds::default()];
     let mut single = Sample::default();
     let mut lines = [0.0; 2];
-    std::thread::scope(|scope| -> Made<()> {
-        let other = scope.spawn(|| -> Made<()> {
-            place.pin(1)?;
+    std::thread::scope(|scope| -> BenchResult<()> {
+        let other = scope.spawn(|| -> BenchResult<()> {
+            cpu_pair.pin(1)?;
             let mut far = RawEnd::open(&port(1), MEMORY)?;
             far.connect(near_addr);
             station.store(far.addr().station.word(), Release);
             answer(&turn, count, (&mut far, &mut raw_far, &line));
             Ok(())
         });
-        place.pin(0)?;
+        cpu_pair.pin(0)?;
         let far = loop {
             match station.load(Acquire) {
                 0 if other.is_finished() => return other.join().map_err(|_| "panic".to_owned())?,
@@ -554,7 +560,7 @@ fn ring(args: &Args, report: &mut Report) -> Made<()> {
         RINGS.into_iter().zip(&pairs).filter(|((case, _), _)| args.wants(case))
     {
         let row = Row::new(case, pairs.value(), "ns half trip").spread(&single);
-        report.row(told(row, pairs, reference, rounds).placed(lines[0], lines[1]));
+        report.row(with_reference(row, pairs, reference, rounds).placed(lines[0], lines[1]));
     }
     Ok(())
 }
@@ -681,7 +687,7 @@ fn sixteens(pair: &mut [RawEnd; 2], count: u64) {
 }
 
 /// Runs measurement `what` over two ports, `count` times.
-fn run_over([a, b]: [String; 2], what: &str, count: u64) -> Made<()> {
+fn run_over([a, b]: [String; 2], what: &str, count: u64) -> BenchResult<()> {
     let raw = |spec: &str| RawEnd::open(spec, 64 * LEN);
     let safe = |spec: &str| SafeEnd::open(spec, 8, LEN);
     match what {
@@ -702,7 +708,7 @@ fn run_over([a, b]: [String; 2], what: &str, count: u64) -> Made<()> {
 }
 
 /// Runs the counted `case`, `count` times.
-fn run_steady(case: &str, count: u64) -> Made<()> {
+fn run_steady(case: &str, count: u64) -> BenchResult<()> {
     if let Some((medium, what)) = case.split_once('/') {
         return run_over(ports_of(medium), what, count);
     }

@@ -5,7 +5,7 @@ use std::ffi::CString;
 use std::mem::MaybeUninit;
 use std::ptr::{null, null_mut};
 
-use barewire_benches::end::Made;
+use barewire_benches::end::BenchResult;
 use barewire_dpdk_sys as sys;
 use barewire_driver::clock::now_ns;
 
@@ -27,7 +27,7 @@ pub(crate) struct RawPort {
 
 impl RawPort {
     /// Starts the device `name`, with packet buffers for frames of `frame_max` bytes.
-    pub(crate) fn open(name: &str, args: &str, frame_max: usize) -> Made<Self> {
+    pub(crate) fn open(name: &str, args: &str, frame_max: usize) -> BenchResult<Self> {
         let c = |text: &str| CString::new(text).map_err(|e| e.to_string());
         let device = c(&format!("{name},{args}"))?;
         // SAFETY: reads a C string.
@@ -38,7 +38,7 @@ impl RawPort {
     }
 
     /// Starts the device `name`, which DPDK has probed, with `ring` descriptors per queue.
-    pub(crate) fn probed(name: &str, ring: u16, frame_max: usize) -> Made<Self> {
+    pub(crate) fn probed(name: &str, ring: u16, frame_max: usize) -> BenchResult<Self> {
         let named = CString::new(name).map_err(|e| e.to_string())?;
         let mut port = 0;
         // SAFETY: a C string that is read, and a number that is written.
@@ -49,7 +49,7 @@ impl RawPort {
     }
 
     /// Starts two ports that are joined by rings.
-    pub(crate) fn ring_pair(frame_max: usize) -> Made<[Self; 2]> {
+    pub(crate) fn ring_pair(frame_max: usize) -> BenchResult<[Self; 2]> {
         let c = |text: &str| CString::new(text).map_err(|e| e.to_string());
         let mut rings = [null_mut(); 2];
         for (i, ring) in rings.iter_mut().enumerate() {
@@ -73,7 +73,7 @@ impl RawPort {
         ends.try_into().map_err(|_other| "not two ends".to_owned())
     }
 
-    fn over(port: u16, name: &str, ring: u16, frame_max: usize) -> Made<Self> {
+    fn over(port: u16, name: &str, ring: u16, frame_max: usize) -> BenchResult<Self> {
         let pool_name = CString::new(name).map_err(|e| e.to_string())?;
         let room = (frame_max.max(2048) + 128).next_multiple_of(64) as u16;
         // SAFETY: a port that nobody else uses, set up in the order that DPDK asks for; zeros are

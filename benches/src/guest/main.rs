@@ -18,7 +18,7 @@ use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
 use barewire_benches::Sample;
-use barewire_benches::end::Made;
+use barewire_benches::end::BenchResult;
 use barewire_dpdk_sys as sys;
 use barewire_driver::frame::{ETHERTYPE, RxFrame, TxFrame};
 use barewire_driver::open::open;
@@ -47,10 +47,10 @@ fn main() -> ExitCode {
     }
 }
 
-fn run() -> Made<()> {
+fn run() -> BenchResult<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let numbers = args.iter().map(|n| n.parse::<u64>().map_err(|e| e.to_string()));
-    let numbers = numbers.collect::<Made<Vec<u64>>>()?;
+    let numbers = numbers.collect::<BenchResult<Vec<u64>>>()?;
     let [rounds, trips, ring] = numbers[..] else {
         return Err("vfio-guest ROUNDS TRIPS RING".to_owned());
     };
@@ -58,8 +58,8 @@ fn run() -> Made<()> {
     let nic = |n: usize| std::env::var(format!("NIC{n}")).map_err(|e| format!("NIC{n}: {e}"));
     let [a, b, c, d] = [nic(0)?, nic(1)?, nic(2)?, nic(3)?];
     start_dpdk([&c, &d])?;
-    let mut ours = Pair::of([Ours::open(&a, ring)?, Ours::open(&b, ring)?]);
-    let mut theirs = Pair::of([Theirs::open(&c, ring)?, Theirs::open(&d, ring)?]);
+    let mut own = Pair::of([BarewirePort::open(&a, ring)?, BarewirePort::open(&b, ring)?]);
+    let mut dpdk = Pair::of([DpdkPort::open(&c, ring)?, DpdkPort::open(&d, ring)?]);
     for (case, burst) in CASES {
         // Round 0 warms up.
         for round in 0..=rounds {
@@ -67,9 +67,9 @@ fn run() -> Made<()> {
             // The order alternates between rounds.
             for turn in 0..2 {
                 if (round + turn) % 2 == 0 {
-                    mine = ours.rate(burst, trips).map_err(|why| format!("ours: {why}"))?;
+                    mine = own.rate(burst, trips).map_err(|why| format!("ours: {why}"))?;
                 } else {
-                    other = theirs.rate(burst, trips).map_err(|why| format!("DPDK's: {why}"))?;
+                    other = dpdk.rate(burst, trips).map_err(|why| format!("DPDK's: {why}"))?;
                 }
             }
             if round > 0 {
@@ -81,7 +81,7 @@ fn run() -> Made<()> {
 }
 
 /// Initializes DPDK with these NICs, in this thread.
-fn start_dpdk(nics: [&String; 2]) -> Made<()> {
+fn start_dpdk(nics: [&String; 2]) -> BenchResult<()> {
     let mut args = vec!["vfio-guest", "-l", "0", "-n", "1", "--in-memory", "--no-telemetry"];
     args.extend(["--iova-mode", "va", "--log-level", "warning"]);
     args.extend(nics.into_iter().flat_map(|nic| ["-a", nic]));
@@ -116,16 +116,16 @@ fn set_number(frame: &mut [u8; LEN], number: u64) {
 }
 
 /// barewire's driver.
-struct Ours(Box<dyn Port>);
+struct BarewirePort(Box<dyn Port>);
 
-impl Ours {
-    fn open(nic: &str, ring: u16) -> Made<Self> {
+impl BarewirePort {
+    fn open(nic: &str, ring: u16) -> BenchResult<Self> {
         let port = open(&format!("vfio:{nic},rx={ring},tx={ring}")).map_err(|e| e.to_string())?;
         Ok(Self(port))
     }
 }
 
-impl End for Ours {
+impl End for BarewirePort {
     fn station(&self) -> Station {
         self.0.caps().station
     }
@@ -148,15 +148,15 @@ impl End for Ours {
 }
 
 /// DPDK's driver.
-struct Theirs(RawPort);
+struct DpdkPort(RawPort);
 
-impl Theirs {
-    fn open(nic: &str, ring: u16) -> Made<Self> {
+impl DpdkPort {
+    fn open(nic: &str, ring: u16) -> BenchResult<Self> {
         RawPort::probed(nic, ring, 2048).map(Self)
     }
 }
 
-impl End for Theirs {
+impl End for DpdkPort {
     fn station(&self) -> Station {
         let mut mac = sys::rte_ether_addr { addr_bytes: [0; 6] };
         // SAFETY: a port that is there, and room for its address.
@@ -218,7 +218,7 @@ impl<E: End> Pair<E> {
 
     /// Sends `burst` frames to and fro `trips` times. Returns the frames received a second in the
     /// median chunk: the host sometimes preempts a processor of the guest.
-    fn rate(&mut self, burst: usize, trips: u64) -> Made<f64> {
+    fn rate(&mut self, burst: usize, trips: u64) -> BenchResult<f64> {
         let start = Instant::now();
         while !self.ends.iter().all(End::is_up) {
             late(start, "there is no link")?;
@@ -235,7 +235,7 @@ impl<E: End> Pair<E> {
         Ok(chunks.median())
     }
 
-    fn one_way(&mut self, from: usize, burst: usize) -> Made<()> {
+    fn one_way(&mut self, from: usize, burst: usize) -> BenchResult<()> {
         let numbers = self.count..self.count + burst as u64;
         let expected: u64 = numbers.clone().sum();
         self.count = numbers.end;
@@ -259,6 +259,6 @@ impl<E: End> Pair<E> {
     }
 }
 
-fn late(start: Instant, what: &str) -> Made<()> {
+fn late(start: Instant, what: &str) -> BenchResult<()> {
     if start.elapsed() < PATIENCE { Ok(()) } else { Err(what.to_owned()) }
 }

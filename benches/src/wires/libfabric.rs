@@ -54,7 +54,7 @@ impl Pingpong {
         let said = |e: std::io::Error| format!("fi_pingpong: {e}");
         server.args(&words).args(["-B", &control]).stdin(Stdio::null());
         let server = server.stdout(Stdio::null()).stderr(Stdio::null()).spawn().map_err(said)?;
-        let mut server = Ended(server);
+        let mut server = KillOnDrop(server);
         client.args(&words).args(["-P", &control, there]).stdin(Stdio::null());
         let start = Instant::now();
         loop {
@@ -76,9 +76,9 @@ impl Pingpong {
 }
 
 /// A child process, killed on drop.
-struct Ended(Child);
+struct KillOnDrop(Child);
 
-impl Drop for Ended {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         // It may have exited.
         let _ = self.0.kill();

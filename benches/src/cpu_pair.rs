@@ -17,22 +17,22 @@ pub(crate) struct Line(pub(crate) AtomicU64);
 
 /// The processors of a benchmark: the first two that this process may run on.
 #[derive(Clone, Copy, Debug)]
-pub struct Place {
+pub struct CpuPair {
     cpus: [usize; 2],
 }
 
-impl Place {
+impl CpuPair {
     /// Finds the processors.
     ///
     /// # Errors
     /// Why there are not two.
     pub fn find() -> Result<Self, String> {
         // Only once: a pinned thread may run on one processor only.
-        static FOUND: OnceLock<Result<Place, String>> = OnceLock::new();
-        FOUND.get_or_init(Self::look).clone()
+        static FOUND: OnceLock<Result<CpuPair, String>> = OnceLock::new();
+        FOUND.get_or_init(Self::find_allowed).clone()
     }
 
-    fn look() -> Result<Self, String> {
+    fn find_allowed() -> Result<Self, String> {
         let set = sched_getaffinity(Pid::from_raw(0)).map_err(|e| format!("affinity: {e}"))?;
         let mut allowed = (0..CpuSet::count()).filter(|&cpu| set.is_set(cpu).unwrap_or(false));
         match (allowed.next(), allowed.next()) {
@@ -63,12 +63,12 @@ pub(crate) const CHUNK: u64 = 100;
 
 /// A cache line that bounces between two threads.
 #[derive(Debug, Default)]
-pub struct Bounced {
+pub struct BouncedLine {
     ping: Line,
     pong: Line,
 }
 
-impl Bounced {
+impl BouncedLine {
     /// The median round trip, nanoseconds, while the other thread [answers](Self::answer).
     pub fn line_ns(&self) -> f64 {
         let start = self.ping.0.load(Acquire);
