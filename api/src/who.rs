@@ -23,7 +23,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use barewire_dataplane::node::{HERES_MAX, Here, Node, NodeSettings, QUESTIONS_MAX};
+use barewire_dataplane::node::{HERES_MAX, Here, Node, NodeSettings, QUERIES_MAX};
 use barewire_dataplane::poll::Engine;
 use barewire_dataplane::types::INCARNATION_MAX;
 use barewire_dataplane::wire::Host;
@@ -50,7 +50,7 @@ const HOSTS_MAX: usize = 6;
 
 /// Queries that are pending at once: half of the node's table, since another thread may query as
 /// well.
-const BATCH_MAX: usize = QUESTIONS_MAX / 2;
+const BATCH_MAX: usize = QUERIES_MAX / 2;
 
 /// A query for a service of one host, by the host's names and IP addresses. Service 0 is any
 /// service.
@@ -171,7 +171,7 @@ fn run_batch(
         std::thread::sleep(Duration::from_micros(20));
     }
     turn(&mut |node| {
-        pending.iter().filter_map(|one| one.number).for_each(|n| node.names.end_question(n))
+        pending.iter().filter_map(|one| one.number).for_each(|n| node.names.end_query(n))
     })?;
     Ok(pending.into_iter().map(|one| one.answers).collect())
 }
@@ -255,7 +255,7 @@ mod tests {
             engine.turn().unwrap();
             Ok(())
         };
-        let count = QUESTIONS_MAX as u32 + 100;
+        let count = QUERIES_MAX as u32 + 100;
         let ip = |n: u32| IpAddr::from((0x0a01_0000 + n).to_be_bytes());
         let queries: Vec<Query> = (0..count).map(|n| Query::new(None, &[ip(n)], 7)).collect();
         let answers = run_queries(&queries, turn).unwrap();

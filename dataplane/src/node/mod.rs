@@ -142,7 +142,7 @@ pub use sep::{receive_caps, transmit_caps};
 pub use stats::{Levels, NodeCounters, SessionInfo, SessionStats, Survey, SurveySink, Wait};
 pub(crate) use turn::INBOX_BURSTS;
 pub use turn::Turn;
-pub use who::{HERES_MAX, Here, Names, QUESTIONS_MAX};
+pub use who::{HERES_MAX, Here, Names, QUERIES_MAX};
 
 /// Sizes and times of a node. All tables get their sizes when the node is made; the table of peers
 /// grows when the application inserts addresses.

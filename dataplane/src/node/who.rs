@@ -23,7 +23,7 @@ use crate::types::Instant;
 use crate::wire::{Base, Host, Ty, VERSIONS, Versions, WhoOp};
 
 /// Maximum number of open queries.
-pub const QUESTIONS_MAX: usize = 1024;
+pub const QUERIES_MAX: usize = 1024;
 
 /// Answers of different endpoints kept for one query: enough to detect that there are two.
 pub const HERES_MAX: usize = 4;
@@ -81,14 +81,14 @@ pub struct Names {
 
 impl Names {
     /// The answers received to a query.
-    pub fn answers_to(&self, question: u64) -> &[Here] {
-        let query = self.queries.iter().find(|query| query.nonce == question);
+    pub fn answers_to(&self, query_nonce: u64) -> &[Here] {
+        let query = self.queries.iter().find(|query| query.nonce == query_nonce);
         query.map_or(&[], |query| &query.answers)
     }
 
     /// Ends a query: later answers are dropped.
-    pub fn end_question(&mut self, question: u64) {
-        self.queries.retain(|query| query.nonce != question);
+    pub fn end_query(&mut self, query_nonce: u64) {
+        self.queries.retain(|query| query.nonce != query_nonce);
     }
 
     /// The service number that `service` selects, if this node serves it.
@@ -166,12 +166,17 @@ impl Control<'_> {
     }
 
     /// Queries all stations for `service`, or for any service if 0, at one of `hosts`, which are
-    /// addresses of one host. `question` is the number of the query if it is repeated. Returns that
-    /// number, or `None` if too many queries are open. The query is sent with the next turn.
-    pub fn ask_who(&mut self, question: Option<u64>, hosts: &[Host], service: u16) -> Option<u64> {
-        let nonce = question.unwrap_or_else(|| self.openings.random().max(1));
-        if question.is_none() {
-            if self.names.queries.len() >= QUESTIONS_MAX {
+    /// addresses of one host. `query_nonce` is the number of the query if it is repeated. Returns
+    /// that number, or `None` if too many queries are open. The query is sent with the next turn.
+    pub fn ask_who(
+        &mut self,
+        query_nonce: Option<u64>,
+        hosts: &[Host],
+        service: u16,
+    ) -> Option<u64> {
+        let nonce = query_nonce.unwrap_or_else(|| self.openings.random().max(1));
+        if query_nonce.is_none() {
+            if self.names.queries.len() >= QUERIES_MAX {
                 return None;
             }
             self.names.queries.push(Query { nonce, service, answers: Vec::new() });

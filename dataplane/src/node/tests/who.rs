@@ -130,7 +130,7 @@ fn a_question_keeps_its_answers_and_no_others() {
     for (dst, op) in [(me, here(q ^ 1, 7)), (me, here(q, 8)), (Station::BROADCAST, here(q, 7))] {
         say(&mut node, 3, (8, dst), op);
     }
-    node.names.end_question(q);
+    node.names.end_query(q);
     say(&mut node, 3, (2, me), here(q, 7));
     assert_eq!(node.names.answers_to(q), []);
     assert_eq!(node.counters().rx_here_stray, 6);
