@@ -376,7 +376,7 @@ impl Diagnosis {
         };
         let report = &found.report;
         match report.verdict {
-            Verdict::Well => finding(0, "ok", &answered_text(target), ""),
+            Verdict::Answered => finding(0, "ok", &answered_text(target), ""),
             Verdict::Loss => finding(
                 10,
                 "loss",
@@ -399,7 +399,7 @@ impl Diagnosis {
                 &format!("it speaks version {theirs} of the protocol, this command {VERSION}"),
                 "install the same release on both sides",
             ),
-            Verdict::OtherLife => finding(
+            Verdict::OtherIncarnation => finding(
                 6,
                 "other_life",
                 "another incarnation has the address: it restarted",
@@ -432,7 +432,9 @@ impl Diagnosis {
                 "is the process there, with the same port? barewire stats lists those of this host",
             ),
             Verdict::OtherKey | Verdict::NoKey => Self::key_mismatch(report.verdict, finding),
-            Verdict::Mute | Verdict::NoAnswer => Self::no_answer(found, target, finding),
+            Verdict::OnlyOpenAnswered | Verdict::NoAnswer => {
+                Self::no_answer(found, target, finding)
+            }
         }
     }
 
@@ -480,7 +482,7 @@ impl Diagnosis {
                 "it computes, sleeps or is stopped: ps, gdb -p",
             );
         }
-        if found.report.verdict == Verdict::Mute {
+        if found.report.verdict == Verdict::OnlyOpenAnswered {
             return finding(
                 3,
                 "mute",
@@ -643,12 +645,12 @@ mod tests {
     fn exit_codes_are_those_of_the_help() {
         let target = Station::at([2, 0, 0, 0, 0, 9]);
         let verdicts = [
-            (Verdict::Well, 0, 0),
+            (Verdict::Answered, 0, 0),
             (Verdict::NoAnswer, 0, 3),
-            (Verdict::Mute, 0, 3),
+            (Verdict::OnlyOpenAnswered, 0, 3),
             (Verdict::OnlyShort(1514), 0, 4),
             (Verdict::OtherVersion(2), 0, 5),
-            (Verdict::OtherLife, 0, 6),
+            (Verdict::OtherIncarnation, 0, 6),
             (Verdict::Unnamed, 0, 6),
             (Verdict::NoRoute, 0, 7),
             (Verdict::NoAnswer, 4, 8),

@@ -66,7 +66,7 @@ pub struct PingSettings {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// All pings of all lengths were answered.
-    Well,
+    Answered,
     /// Some pings of every length were lost.
     Loss,
     /// Frames up to this many bytes, Ethernet header included, are answered and longer ones are
@@ -75,7 +75,7 @@ pub enum Verdict {
     /// The station speaks this version of the protocol.
     OtherVersion(u8),
     /// The station has another incarnation than the address names.
-    OtherLife,
+    OtherIncarnation,
     /// The station accepts sessions only from peers that name its incarnation, and the address
     /// names none.
     Unnamed,
@@ -90,7 +90,7 @@ pub enum Verdict {
     /// Only one of the two stations has a key.
     NoKey,
     /// The station answered the OPEN but no ping.
-    Mute,
+    OnlyOpenAnswered,
     /// No frame came back.
     NoAnswer,
 }
@@ -378,10 +378,12 @@ impl Ping {
             Verdict::OnlyShort(longest)
         } else if self.peer.is_some() {
             match lengths.iter().all(|l| l.rtts_ns.is_empty()) {
-                true if self.reported.other_life || self.unproven.other_life => Verdict::OtherLife,
-                true => Verdict::Mute,
+                true if self.reported.other_life || self.unproven.other_life => {
+                    Verdict::OtherIncarnation
+                }
+                true => Verdict::OnlyOpenAnswered,
                 false if lengths.iter().any(lost) => Verdict::Loss,
-                false => Verdict::Well,
+                false => Verdict::Answered,
             }
         } else if let Some(refusal) = self.refusal(&self.reported) {
             refusal
@@ -399,7 +401,7 @@ impl Ping {
     fn refusal(&self, said: &StationReport) -> Option<Verdict> {
         let of_life = match self.settings.incarnation {
             0 => Verdict::Unnamed,
-            _ => Verdict::OtherLife,
+            _ => Verdict::OtherIncarnation,
         };
         said.other_version.map(Verdict::OtherVersion).or(said.other_life.then_some(of_life))
     }
@@ -699,7 +701,10 @@ mod tests {
         // Incarnations with different first PSNs.
         for life in 1..20 {
             let report = ask(settings(), &mut [node(life)], |_, _| true);
-            assert_eq!((report.verdict, &report.incarnations[..]), (Verdict::Well, &[life][..]));
+            assert_eq!(
+                (report.verdict, &report.incarnations[..]),
+                (Verdict::Answered, &[life][..])
+            );
         }
         let mut nodes = [node(77)];
         let report = ask(settings(), &mut nodes, |_, _| true);
@@ -749,9 +754,9 @@ mod tests {
     #[test]
     fn other_lives_and_versions_are_told() {
         let named = PingSettings { incarnation: 5, ..settings() };
-        assert_eq!(ask(named, &mut [node(77)], |_, _| true).verdict, Verdict::OtherLife);
+        assert_eq!(ask(named, &mut [node(77)], |_, _| true).verdict, Verdict::OtherIncarnation);
         let right = PingSettings { incarnation: 77, ..settings() };
-        assert_eq!(ask(right, &mut [node(77)], |_, _| true).verdict, Verdict::Well);
+        assert_eq!(ask(right, &mut [node(77)], |_, _| true).verdict, Verdict::Answered);
         let other = VERSION % 7 + 1;
         let report = ask(settings(), &mut [node(77)], |to, frame| {
             if !to {
@@ -770,7 +775,7 @@ mod tests {
             frames += 1;
             frames <= 2
         });
-        assert_eq!(mute.verdict, Verdict::Mute);
+        assert_eq!(mute.verdict, Verdict::OnlyOpenAnswered);
         let mut ping = Ping::new(settings());
         ping.poll(Instant(1)).unwrap();
         ping.sent(Tx::NoRoute);
@@ -843,7 +848,7 @@ mod tests {
                 assert_eq!(sealed::is_sealed(&RxFrame::new(frame)), Some(true));
                 true
             });
-            assert_eq!((report.verdict, &report.incarnations[..]), (Verdict::Well, &[77][..]));
+            assert_eq!((report.verdict, &report.incarnations[..]), (Verdict::Answered, &[77][..]));
             let lengths: Vec<_> =
                 report.lengths.iter().map(|l| (l.frame_len, l.rtts_ns.len())).collect();
             assert_eq!(lengths, [(60, 5), (1514, 5), (9014, 5)]);
@@ -930,7 +935,7 @@ mod tests {
         let mut end = 0;
         for rings in [&keys, &certs] {
             let (report, changed) = ask_changed(rings, |_, at| end = at);
-            assert_eq!((report.verdict, changed), (Verdict::Well, 1), "unchanged");
+            assert_eq!((report.verdict, changed), (Verdict::Answered, 1), "unchanged");
             let is_public = rings[0].has_certificate();
             let tag_len = if is_public { 0 } else { TAG_LEN };
             for at in 12..end + tag_len {
@@ -994,7 +999,7 @@ mod tests {
             let ping = Ping::sealed(settings(), here.clone(), true);
             let mut nodes = [node_with(77, Some(there))];
             let report = ask_among(ping, &mut nodes, |_, _| true, say);
-            assert_eq!((report.verdict, &report.incarnations[..]), (Verdict::Well, &[77][..]));
+            assert_eq!((report.verdict, &report.incarnations[..]), (Verdict::Answered, &[77][..]));
             assert!(report.lengths.iter().all(|l| (l.sent, l.rtts_ns.len()) == (5, 5)));
             let life = |ping: &Ping| vec![rst_of(&rings[0], ping, ping.life(), reasons[1])];
             let ping = Ping::sealed(settings(), here.clone(), true);
