@@ -30,7 +30,7 @@ use barewire_driver::backend::inet::{
 };
 use barewire_driver::backend::lock::NotInChildren;
 use barewire_driver::backend::netdev::{ip_addresses, reserve_name};
-use barewire_driver::open::{choose, kind_and_device, udp_place, with_udp_port};
+use barewire_driver::open::{choose, kind_and_device, udp_host_port, with_udp_port};
 use barewire_driver::port::{MacAddr, PortCaps, Station};
 
 use crate::addr::resolve;
@@ -145,7 +145,7 @@ impl Names {
     /// The scheme of the port that `spec` names.
     pub fn of(spec: &str) -> Self {
         let Ok(port) = choose(spec) else { return Self::Labels };
-        if let Some((ip, number)) = udp_place(&port) {
+        if let Some((ip, number)) = udp_host_port(&port) {
             let by_kernel = kind_and_device(&port).is_some_and(|(kind, _)| kind == "udp");
             return Self::Udp { ip, port: number, by_kernel };
         }

@@ -22,15 +22,15 @@ pub const BODY_MAX: usize = 1968;
 /// One member's view of the slots of its group. Members go by their rank, calls by their number,
 /// which wraps.
 ///
-/// Dropping it leaves the group: what was put stays until all others have taken it.
+/// Dropping it leaves the group: data that was put stays until all others have read it.
 pub trait Board: Send + Debug {
     /// The name by which other members find this one's slot. Never 0.
     fn name(&self) -> u64;
 
-    /// Connects to the slots of all members by their `names`, in the order of ranks, for the group
+    /// Attaches to the slots of all members by their `names`, in the order of ranks, for the group
     /// with the number `group`, which is not 0. Called once, before all other calls. False if a
     /// name is invalid or its member has been replaced; the board cannot be used then.
-    fn meet(&mut self, group: u32, names: &[u64]) -> bool;
+    fn attach(&mut self, group: u32, names: &[u64]) -> bool;
 
     /// Puts `mark` and the first `len` bytes of `body`, at most [`BODY_MAX`], for `call`. Members
     /// that sleep are woken.
@@ -45,9 +45,9 @@ pub trait Board: Send + Debug {
 
     /// Copies `len` bytes from offset `at` of the data of `rank` for `call` to offset `to_at` of
     /// `to`, which has room for them. Valid only if the member's [mark](Self::mark) was seen.
-    fn take(&self, rank: u32, call: u32, at: usize, to: (&IoBuf, usize), len: usize);
+    fn read(&self, rank: u32, call: u32, at: usize, to: (&IoBuf, usize), len: usize);
 
-    /// The first 8 bytes of what [`take`](Self::take) copies.
+    /// The first 8 bytes of what [`read`](Self::read) copies.
     fn first_word(&self, rank: u32, call: u32) -> u64;
 
     /// Returns the first of `ranks` that has not put `mark` for `call`, and whether it has put

@@ -14,12 +14,12 @@ use crate::port::Port;
 
 mod choice;
 mod device;
+mod host_port;
 mod ip;
 mod mark;
 mod memif;
 mod near;
 mod nics;
-mod place;
 mod spec;
 mod switch;
 mod vlan;
@@ -27,8 +27,8 @@ mod wires;
 
 pub use choice::choose;
 pub use device::{Device, PciAddress, device, is_same_device};
+pub use host_port::{kind_and_device, udp_host_port, with_udp_port};
 pub use mark::{Mark, with_mark};
-pub use place::{kind_and_device, udp_place, with_udp_port};
 pub use spec::PortInfo;
 use spec::{Encapsulation, bad_spec, no_option, parse, split_option, split_wrapper};
 pub use switch::{SwitchAccess, check_switch, open_switch, open_through_switch, switch_socket};
@@ -142,8 +142,8 @@ fn open_without_switch(spec: &str, kind: &str, in_node: bool) -> Result<Box<dyn 
     match kind {
         "shm" => Ok(Box::new(ShmPort::open(&shm_settings(spec)?)?)),
         "udp" => wires::udp(spec),
-        "ip" => ip::open(spec, |inner, place| {
-            open_encapsulated(inner, Encapsulation { place: Some(place), vlan: None })
+        "ip" => ip::open(spec, |inner, host_port| {
+            open_encapsulated(inner, Encapsulation { udp_addr: Some(host_port), vlan: None })
         }),
         "vlan" => open_encapsulated(spec, Encapsulation::default()),
         "fault" => fault(spec, |inner| open_device(inner, in_node)),
@@ -252,7 +252,7 @@ fn check_device(spec: &str) -> Result<(), OpenError> {
 /// Whether this build supports the kind of port that `spec` names, whatever wraps it.
 pub fn is_known(spec: &str) -> bool {
     let known = |one: &str| {
-        let device = place::device_of(one).unwrap_or("");
+        let device = host_port::device_of(one).unwrap_or("");
         let kind = near::kind_of(device);
         choice::has_choice(one) || DEVICE_KINDS.iter().any(|built| built.0 == kind)
     };

@@ -51,7 +51,7 @@ impl Board for SimBoard {
         self.own as u64 + 1
     }
 
-    fn meet(&mut self, group: u32, names: &[u64]) -> bool {
+    fn attach(&mut self, group: u32, names: &[u64]) -> bool {
         let len = self.slots.lock().expect("one thread").len();
         self.members = names.iter().map(|&name| name as usize - 1).collect();
         self.group = group;
@@ -75,7 +75,7 @@ impl Board for SimBoard {
         (leaf.stamp == self.stamp(call)).then_some(leaf.mark)
     }
 
-    fn take(&self, rank: u32, call: u32, at: usize, (to, to_at): (&IoBuf, usize), len: usize) {
+    fn read(&self, rank: u32, call: u32, at: usize, (to, to_at): (&IoBuf, usize), len: usize) {
         let leaf = self.leaf(rank, call);
         assert!(leaf.stamp == self.stamp(call), "what is taken was put over");
         to.write_at(to_at, &leaf.body[at..at + len]);

@@ -63,8 +63,8 @@ impl Board for AnyBoard {
         with!(&self.0, board => board.name())
     }
 
-    fn meet(&mut self, group: u32, names: &[u64]) -> bool {
-        with!(&mut self.0, board => board.meet(group, names))
+    fn attach(&mut self, group: u32, names: &[u64]) -> bool {
+        with!(&mut self.0, board => board.attach(group, names))
     }
 
     #[inline(always)]
@@ -78,8 +78,8 @@ impl Board for AnyBoard {
     }
 
     #[inline(always)]
-    fn take(&self, rank: u32, call: u32, at: usize, to: (&IoBuf, usize), len: usize) {
-        with!(&self.0, board => board.take(rank, call, at, to, len));
+    fn read(&self, rank: u32, call: u32, at: usize, to: (&IoBuf, usize), len: usize) {
+        with!(&self.0, board => board.read(rank, call, at, to, len));
     }
 
     #[inline(always)]

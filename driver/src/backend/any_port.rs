@@ -11,7 +11,7 @@ use std::ops::{Deref, DerefMut};
 #[cfg(feature = "dpdk")]
 use super::dpdk::DpdkPort;
 use super::memif::Memif;
-use super::near::{Far, Near};
+use super::near::{FarPort, Near};
 use super::shm::{MonitorFeed, ShmPort, ShmSettings};
 use super::switch::port::SwitchedPort;
 use super::tapped::{Direction, Record, Tapped};
@@ -93,7 +93,7 @@ impl From<AnyPort> for Box<dyn Port> {
 }
 
 /// `AnyPort` as the far side of [`Near`].
-impl Far for AnyPort {
+impl FarPort for AnyPort {
     #[inline]
     fn receive(&mut self, max: usize, sink: &mut impl RxSink) -> Result<usize, PortGone> {
         self.rx_burst(max, sink)
@@ -165,7 +165,7 @@ impl AnyPort {
     /// type is not static.
     #[inline(always)]
     pub fn with_fast<K: PortVisitor>(&mut self, dst: u64, visitor: K) -> Option<K::Done> {
-        let on_segment = if let Self::Near(port) = self { port.is_near_way(dst) } else { true };
+        let on_segment = if let Self::Near(port) = self { port.is_last_near(dst) } else { true };
         if on_segment && let Some(port) = self.segment() {
             return Some(visitor.visit(port));
         }

@@ -4,16 +4,16 @@
 //! may be shorter) leaves as one datagram, which the card or the kernel's device layer segments
 //! (GSO: UDP_SEGMENT, udp(7), Linux 4.18). Short frames among many long ones, such as the end of a
 //! message before the next one, are padded. On a raw socket with PACKET_VNET_HDR the same holds for
-//! the datagrams of one flow ([`segments`]).
+//! the datagrams of one flow ([`udp_gso`]).
 //!
-//! [`segments`]: super::segments
+//! [`udp_gso`]: super::udp_gso
 
 use std::io;
 use std::ops::Range;
 use std::os::fd::RawFd;
 
 use super::inet::SockAddr;
-use super::segments::{self, HEAD_MAX, VNET_LEN};
+use super::udp_gso::{self, GSO_HEADERS_MAX, VNET_LEN};
 use crate::frame::TxFrame;
 
 /// Frames per system call at most: two full GSO runs of frames with an MTU of 1,500 bytes.
@@ -77,7 +77,7 @@ enum Target {
     /// An unconnected UDP socket: the destination of each frame.
     Udp(Box<[SockAddr; BATCH]>),
     /// A raw socket with PACKET_VNET_HDR: the headers of each run.
-    Raw(Box<[[u8; HEAD_MAX]; BATCH]>),
+    Raw(Box<[[u8; GSO_HEADERS_MAX]; BATCH]>),
 }
 
 impl Batch {
@@ -98,7 +98,7 @@ impl Batch {
 
     /// A queue for a raw socket with PACKET_VNET_HDR.
     pub(super) fn raw(frame_max: usize, len_min: usize) -> Self {
-        let to = Self::to(Target::Raw(Box::new([[0; HEAD_MAX]; BATCH])), frame_max, len_min);
+        let to = Self::to(Target::Raw(Box::new([[0; GSO_HEADERS_MAX]; BATCH])), frame_max, len_min);
         Self { frame_bytes: ETHERNET_FRAME_MAX.max(to.slot_len), ..to }
     }
 
@@ -217,21 +217,21 @@ impl Batch {
     }
 
     /// Bytes of a frame's headers, which its run has once; `None` if the frame cannot be in a run.
-    fn head_len(&self, i: usize) -> Option<usize> {
+    fn headers_len(&self, i: usize) -> Option<usize> {
         match self.to {
             _ if !self.uses_gso || i < self.single_until => None,
             Target::Plain => None,
             Target::Udp(_) => Some(0),
-            Target::Raw(_) => segments::head_len(self.frame(i)),
+            Target::Raw(_) => udp_gso::headers_len(self.frame(i)),
         }
     }
 
-    /// Whether frame `i` is of the flow of frame `at`, whose headers have `head_len` bytes.
-    fn can_join(&self, i: usize, at: usize, head_len: usize) -> bool {
+    /// Whether frame `i` is of the flow of frame `at`, whose headers have `headers_len` bytes.
+    fn can_join(&self, i: usize, at: usize, headers_len: usize) -> bool {
         match &self.to {
             Target::Plain => false,
             Target::Udp(names) => names[i].equals(&names[at]),
-            Target::Raw(_) => segments::is_same_flow(self.frame(i), self.frame(at), head_len),
+            Target::Raw(_) => udp_gso::is_same_flow(self.frame(i), self.frame(at), headers_len),
         }
     }
 
@@ -239,7 +239,7 @@ impl Batch {
     /// frames inside are followed by zeros, which count only [in the run](Self::segment): frames
     /// leave unpadded if the kernel refuses the run.
     fn gso_run(&mut self, at: usize) -> (Range<usize>, usize) {
-        let Some(head) = self.head_len(at) else { return (at..at + 1, 0) };
+        let Some(head) = self.headers_len(at) else { return (at..at + 1, 0) };
         let (len, most) = (self.lens[at], self.end.min(at + GSO_SEGMENTS));
         let (mut end, mut padding) = (at + 1, 0);
         for i in at + 1..most {
@@ -285,7 +285,7 @@ impl Batch {
         let (mut lens, mut controls) = ([0; BATCH], [Control::default(); BATCH]);
         let (mut count, mut pieces, mut at) = (0, 0, self.first);
         while at < self.end {
-            let (run, head_len) = self.gso_run(at);
+            let (run, headers_len) = self.gso_run(at);
             let first_piece = pieces;
             let mut put = |bytes: &[u8]| {
                 let iov_base = bytes.as_ptr().cast_mut().cast();
@@ -294,11 +294,11 @@ impl Batch {
             };
             if run.len() == 1 {
                 put(self.packet(at));
-            } else if head_len == 0 {
+            } else if headers_len == 0 {
                 run.clone().for_each(|i| put(self.segment(i, &run)));
             } else {
-                put(self.write_head(&run, head_len));
-                run.clone().for_each(|i| put(&self.segment(i, &run)[head_len..]));
+                put(self.write_gso_headers(&run, headers_len));
+                run.clone().for_each(|i| put(&self.segment(i, &run)[headers_len..]));
             }
             let msg = &mut msgs[count].msg_hdr;
             msg.msg_iovlen = pieces - first_piece;
@@ -350,12 +350,12 @@ impl Batch {
     }
 
     /// Writes the headers of a run of datagrams.
-    fn write_head(&mut self, run: &Range<usize>, head_len: usize) -> &[u8] {
-        let payload = run.clone().map(|i| self.segment(i, run).len() - head_len).sum();
+    fn write_gso_headers(&mut self, run: &Range<usize>, headers_len: usize) -> &[u8] {
+        let payload = run.clone().map(|i| self.segment(i, run).len() - headers_len).sum();
         let at = self.at(run.start);
         let frame = &self.bytes[at..at + self.lens[run.start]];
         let Target::Raw(heads) = &mut self.to else { return &[] };
-        segments::write_head(&mut heads[run.start], frame, head_len, payload)
+        udp_gso::write_gso_headers(&mut heads[run.start], frame, headers_len, payload)
     }
 
     /// Whether the frames of a run leave singly after this error.

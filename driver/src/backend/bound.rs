@@ -16,7 +16,7 @@ use nix::sys::stat::{UtimensatFlags, utimensat};
 use nix::sys::time::TimeSpec;
 
 use super::lock::NotInChildren;
-use super::unix::{Apart, is_crowded};
+use super::unix::{DeferredClose, has_close_backlog};
 
 /// How long to wait for other processes that check the same file for staleness.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
@@ -24,7 +24,7 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 /// Accepts connections ([`SockType::SeqPacket`]) at its name. Forked children do not keep it open.
 pub(super) struct BoundSocket {
     /// `None` only during drop.
-    fd: Option<Apart<NotInChildren>>,
+    fd: Option<DeferredClose<NotInChildren>>,
     /// The file and its inode, unless the name is abstract.
     file: Option<(PathBuf, Inode)>,
 }
@@ -41,7 +41,7 @@ impl BoundSocket {
     /// `unlink`. Nothing is left behind.
     pub(super) fn bind(address: &UnixAddr) -> Result<Self, Errno> {
         let fd = seqpacket()?;
-        let fd = Apart::new(NotInChildren::from(fd));
+        let fd = DeferredClose::new(NotInChildren::from(fd));
         let path = address.path();
         // Before the attempt: a later file may be of a process that does not listen yet.
         let old = path.and_then(inode);
@@ -65,7 +65,7 @@ impl BoundSocket {
 
     /// The next connection, non-blocking; `None` if none waits, or descriptors are short.
     pub(super) fn accept(&self) -> Option<OwnedFd> {
-        if is_crowded() {
+        if has_close_backlog() {
             return None;
         }
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
@@ -105,7 +105,7 @@ impl Drop for BoundSocket {
         }
         // An abstract name is free once the descriptor is closed, on which callers rely.
         if let Some(fd) = self.fd.take() {
-            drop(fd.trust());
+            drop(fd.into_inner());
         }
     }
 }

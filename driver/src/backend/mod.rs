@@ -19,12 +19,12 @@ pub mod memif;
 pub mod near;
 pub mod netdev;
 pub mod pcap;
-mod segments;
 pub mod shm;
 mod sum;
 pub mod switch;
 mod tapped;
 pub mod udp;
+mod udp_gso;
 mod unix;
 pub mod vfio;
 pub mod vlan;
@@ -61,10 +61,10 @@ fn raw(fd: Option<BorrowedFd<'_>>) -> RawFd {
     fd.map_or(-1, |fd| fd.as_raw_fd())
 }
 
-/// Wakes who sleeps in [`sleep`].
-struct Bell(EventFd);
+/// An eventfd that ends a [`sleep`] of another thread.
+struct WakeEvent(EventFd);
 
-impl Bell {
+impl WakeEvent {
     fn new() -> io::Result<Self> {
         let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
         Ok(Self(EventFd::from_value_and_flags(0, flags)?))

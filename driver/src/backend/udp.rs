@@ -39,7 +39,7 @@ use super::batch::Batch;
 use super::inet::{CE, SockAddr, addresses, family, host_text, tos_of};
 use super::lock::NotInChildren;
 use super::netdev::{Link, Shared, Waiter, filter, link_by_alt_name, links};
-use super::{Bell, set_option};
+use super::{WakeEvent, set_option};
 use crate::clock::now_ns;
 use crate::error::OpenError;
 use crate::frame::{ETH_HDR_LEN, ETHERTYPE, RxFrame, TxFrame};
@@ -342,7 +342,7 @@ impl Udp {
         let addr = settings.bind(socket.as_raw_fd(), &place)?;
         let prefix = Prefix::of(place.ip);
         let mac = prefix.mac_of(addr).expect("a UDP port without an address was refused");
-        let bell = Bell::new().map_err(os)?;
+        let bell = WakeEvent::new().map_err(os)?;
         // Since Linux 5.0; without GRO every datagram is one frame.
         let has_gro = set_option(socket.as_raw_fd(), libc::SOL_UDP, libc::UDP_GRO, &1).is_ok();
         let frame_max = ETH_HDR_LEN + mtu;

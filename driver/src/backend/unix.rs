@@ -1,5 +1,5 @@
-//! Messages over Unix sockets, with an optional descriptor, and deferred closing of what peers
-//! pass.
+//! Messages over Unix sockets, with an optional descriptor, and deferred closing of descriptors
+//! that peers pass.
 
 use std::io::IoSlice;
 use std::ops::Deref;
@@ -15,7 +15,7 @@ use crate::own_thread::without_signals;
 /// Closes a descriptor from a peer, or a socket with such descriptors queued, in a thread of its
 /// own. The peer decides how long closing takes: a FUSE file system is asked, a network file system
 /// writes back, a TCP socket lingers (`SO_LINGER`).
-pub(super) struct Apart<T: Send + 'static>(Option<T>);
+pub(super) struct DeferredClose<T: Send + 'static>(Option<T>);
 
 /// Number of values being closed.
 static CLOSING: AtomicUsize = AtomicUsize::new(0);
@@ -30,26 +30,26 @@ impl Drop for Closing {
     }
 }
 
-impl<T: Send + 'static> Apart<T> {
+impl<T: Send + 'static> DeferredClose<T> {
     pub(super) fn new(what: T) -> Self {
         Self(Some(what))
     }
 
-    /// Takes the value out: it is known to close at once.
-    pub(super) fn trust(mut self) -> T {
+    /// Returns the value, which is known to close at once.
+    pub(super) fn into_inner(mut self) -> T {
         self.0.take().expect("taken here and by drop alone")
     }
 }
 
-impl<T: Send + 'static> Deref for Apart<T> {
+impl<T: Send + 'static> Deref for DeferredClose<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        self.0.as_ref().expect("taken by `trust` and drop alone")
+        self.0.as_ref().expect("taken by `into_inner` and drop alone")
     }
 }
 
-impl<T: Send + 'static> Drop for Apart<T> {
+impl<T: Send + 'static> Drop for DeferredClose<T> {
     fn drop(&mut self) {
         let Some(what) = self.0.take() else { return };
         CLOSING.fetch_add(1, Relaxed);
@@ -60,9 +60,9 @@ impl<T: Send + 'static> Drop for Apart<T> {
     }
 }
 
-/// Whether too many values are being closed: new connections are not accepted then, which bounds
+/// Whether too many values are being closed. New connections are not accepted then, which bounds
 /// the number of threads and descriptors.
-pub(super) fn is_crowded() -> bool {
+pub(super) fn has_close_backlog() -> bool {
     CLOSING.load(Relaxed) >= CLOSING_MAX
 }
 
@@ -71,9 +71,9 @@ pub(super) struct Received {
     /// Length in bytes; 0 if the peer has closed the connection.
     pub(super) len: usize,
     /// The descriptor in the message, if one was wanted. Close-on-exec.
-    pub(super) fd: Option<Apart<OwnedFd>>,
-    /// Nothing was cut off: the bytes fit, and there was at most one descriptor, or none where none
-    /// was wanted.
+    pub(super) fd: Option<DeferredClose<OwnedFd>>,
+    /// Whether nothing was truncated: the bytes fit, and the message had at most as many
+    /// descriptors as were wanted.
     pub(super) is_whole: bool,
 }
 
@@ -95,7 +95,7 @@ pub(super) fn send(socket: RawFd, bytes: &[u8], fd: Option<RawFd>) -> Result<usi
 /// Receives one message into `into`, with one descriptor if `takes_fd`. Never blocks.
 ///
 /// The kernel closes descriptors beyond the room in `msg_control` within this call. So there is
-/// room for all, and unwanted ones are closed through [`Apart`].
+/// room for all, and unwanted ones are closed through [`DeferredClose`].
 ///
 /// # Errors
 /// Those of `recvmsg`; nothing was received, and no descriptor made.
@@ -118,9 +118,9 @@ pub(super) fn receive(socket: RawFd, into: &mut [u8], takes_fd: bool) -> Result<
         && fds.len() <= usize::from(takes_fd);
     let fd = if takes_fd { fds.pop() } else { None };
     if !fds.is_empty() {
-        drop(Apart::new(fds));
+        drop(DeferredClose::new(fds));
     }
-    Ok(Received { len: len.unsigned_abs(), fd: fd.map(Apart::new), is_whole })
+    Ok(Received { len: len.unsigned_abs(), fd: fd.map(DeferredClose::new), is_whole })
 }
 
 /// The descriptors of a message. Over a socket that asks for nothing else they are its only control
@@ -157,7 +157,7 @@ pub(super) mod tests {
     };
 
     /// Two ends that are joined.
-    pub(crate) fn joined() -> [OwnedFd; 2] {
+    pub(crate) fn socket_pair() -> [OwnedFd; 2] {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).unwrap().into()
     }
@@ -188,7 +188,7 @@ pub(super) mod tests {
 
     /// A TCP socket that takes a minute to close, for whoever closes it last, and the other end,
     /// which ends the minute.
-    pub(crate) fn slow_to_close() -> (OwnedFd, TcpStream) {
+    pub(crate) fn slow_closing_socket() -> (OwnedFd, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut slow = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (other, _) = listener.accept().unwrap();
@@ -201,30 +201,29 @@ pub(super) mod tests {
         (slow.into(), other)
     }
 
-    /// Goal: nobody waits for what a descriptor or a socket takes to close: one that was wanted,
-    /// one too many, one that was not, and one that waits in a socket.
+    /// Goal: the receiver does not wait for a slow close: of a wanted descriptor, of a second one,
+    /// of an unwanted one, and of one that is queued in a socket.
     #[test]
-    fn who_receives_does_not_wait_for_what_is_slow_to_close() {
+    fn receiving_does_not_wait_for_a_slow_close() {
         let (mut others, begun) = (Vec::new(), Instant::now());
         for (takes_fd, times) in [(true, 1), (true, 2), (false, 1)] {
-            let ([a, b], (slow, other)) = (joined(), slow_to_close());
+            let ([a, b], (slow, other)) = (socket_pair(), slow_closing_socket());
             send(&a, b"8 bytes.", &slow, times);
             drop(slow);
             drop(receive(b.as_raw_fd(), &mut [0; 8], takes_fd).unwrap());
             others.push(other);
         }
-        let ([a, b], (slow, other)) = (joined(), slow_to_close());
+        let ([a, b], (slow, other)) = (socket_pair(), slow_closing_socket());
         send(&a, b"8 bytes.", &slow, 1);
-        drop((slow, Apart::new(b)));
+        drop((slow, DeferredClose::new(b)));
         others.push(other);
         assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
     }
 
-    /// Goal: whatever comes along, all of it is closed in the end. 253 are the most that the kernel
-    /// passes on.
+    /// Goal: all descriptors of a message are closed in the end. The kernel passes at most 253.
     #[test]
     fn no_descriptor_stays_open() {
-        let [a, b] = joined();
+        let [a, b] = socket_pair();
         let (file, mut bytes) = (OwnedFd::from(tempfile::tempfile().unwrap()), [0; 8]);
         for takes_fd in [true, false] {
             for times in [0, 1, 2, 4, 12, 13, 253] {

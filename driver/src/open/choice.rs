@@ -9,7 +9,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use super::place::{HostText, device_of, split_place};
+use super::host_port::{HostText, device_of, split_host_port};
 use super::spec::bad_spec;
 use crate::backend::inet::{Prefix, addresses, host_bits, host_text};
 use crate::backend::netdev::{Link, alt_names, links};
@@ -96,19 +96,19 @@ enum Pattern<'a> {
 
 /// The kind of a device, its pattern, and the rest behind the pattern.
 fn pattern_in(device: &str) -> Option<(&str, Pattern<'_>, &str)> {
-    let (place, options) = device.split_at(device.find(',').unwrap_or(device.len()));
-    let (kind, place) = place.split_once(':').unwrap_or((place, ""));
-    if kind == "auto" && place.is_empty() {
+    let (host_port, options) = device.split_at(device.find(',').unwrap_or(device.len()));
+    let (kind, host_port) = host_port.split_once(':').unwrap_or((host_port, ""));
+    if kind == "auto" && host_port.is_empty() {
         return Some((kind, Pattern::Any, options));
     }
     if kind != "auto" && !KINDS.contains(&kind) {
         return None;
     }
     // A UDP port may follow.
-    let (host, port) = split_place(place);
-    let end = place.len() - port.map_or(0, |port| port.len() + 1);
-    let suffix = &device[device.len() - options.len() - (place.len() - end)..];
-    Some((kind, pattern_of(kind, host, &place[..end])?, suffix))
+    let (host, port) = split_host_port(host_port);
+    let end = host_port.len() - port.map_or(0, |port| port.len() + 1);
+    let suffix = &device[device.len() - options.len() - (host_port.len() - end)..];
+    Some((kind, pattern_of(kind, host, &host_port[..end])?, suffix))
 }
 
 /// Parses `host` of a port of this kind as a pattern; `text` is how it was written.

@@ -2,9 +2,9 @@
 
 use std::net::IpAddr;
 
+use super::host_port::{device_of, udp_host_port};
 use super::near::{kind_of, options};
 use super::nics::full_address;
-use super::place::{device_of, udp_place};
 use super::shm_settings;
 use super::switch::full_device;
 use crate::backend::inet::addresses;
@@ -80,7 +80,7 @@ impl PciAddress {
 pub fn is_same_device(port: &str, spec: &str) -> bool {
     let (Some(port), Some(device)) = (device_of(port), device_of(spec)) else { return false };
     match (kind_of(port), kind_of(device)) {
-        ("udp", "udp") => match (udp_place(port), udp_place(device)) {
+        ("udp", "udp") => match (udp_host_port(port), udp_host_port(device)) {
             (Some((ip, number)), Some((of, wanted))) => {
                 ip == of && (wanted.is_none() || wanted == number)
             }
@@ -94,7 +94,7 @@ pub fn is_same_device(port: &str, spec: &str) -> bool {
 /// and changes nothing; about ten system calls. An invalid `spec` gives an unknown device.
 pub fn device(spec: &str) -> Device {
     let device = device_of(spec).unwrap_or("");
-    let ip = udp_place(spec).map(|(ip, _)| ip);
+    let ip = udp_host_port(spec).map(|(ip, _)| ip);
     let name = options(device).2;
     let first = device.split_once(':').map_or("", |(_, rest)| rest).split(',').next().unwrap_or("");
     let found = match kind_of(device) {
@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn a_place_on_the_bus_is_read() {
         let is = |domain, bus, device, function| Some(PciAddress { domain, bus, device, function });
-        for (text, place) in [
+        for (text, address) in [
             ("0000:05:00.0", is(0, 5, 0, 0)),
             ("81:1f.7", is(0, 0x81, 31, 7)),
             ("10000:e1:00.1", is(0x10000, 0xe1, 0, 1)),
@@ -200,7 +200,7 @@ mod tests {
             ("eth0", None),
             ("", None),
         ] {
-            assert_eq!(PciAddress::parse(text), place, "{text}");
+            assert_eq!(PciAddress::parse(text), address, "{text}");
         }
     }
 

@@ -3,8 +3,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use super::host_port::HostText;
 use super::near::{kind_of, options};
-use super::place::HostText;
 use super::spec::{
     Encapsulation, PortInfo, bad_spec, no_option, parse, skip_wrappers, split_option,
     split_wrapper, yes_or_no,

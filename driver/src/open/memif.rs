@@ -1,6 +1,6 @@
 //! Names of memif ports.
 
-use super::spec::{PortInfo, bad_spec, no_option, parse, place_and_options, yes_or_no};
+use super::spec::{PortInfo, bad_spec, device_and_options, no_option, parse, yes_or_no};
 use crate::backend::memif::{Memif, MemifSettings, Role, check_here};
 use crate::error::OpenError;
 use crate::port::Port;
@@ -16,7 +16,7 @@ pub(super) fn check(spec: &str) -> Result<(), OpenError> {
 }
 
 fn settings(spec: &str) -> Result<MemifSettings, OpenError> {
-    let (socket, options) = place_and_options(spec, "memif").ok_or_else(|| {
+    let (socket, options) = device_and_options(spec, "memif").ok_or_else(|| {
         bad_spec(
             spec,
             "which socket? write memif:/run/vpp/memif.sock, or memif:@job7 for one of no file",

@@ -1,7 +1,7 @@
 //! The option `near=` of ports that leave the node: processes of one node additionally reach each
 //! other through a shared-memory segment.
 
-use super::place::udp_place;
+use super::host_port::udp_host_port;
 use super::spec::{bad_spec, skip_wrappers, split_option};
 use crate::backend::any_port::AnyPort;
 use crate::backend::inet::Prefix;
@@ -71,7 +71,7 @@ impl NearOption {
 /// prefix is not part of a fabric address, so hosts of different prefixes may have equal addresses.
 fn node_segment_name(far: &str) -> Result<String, OpenError> {
     let node = node_segment()?;
-    match udp_place(far).map(|(ip, _)| Prefix::of(ip)) {
+    match udp_host_port(far).map(|(ip, _)| Prefix::of(ip)) {
         Some(Prefix::V6(prefix)) => {
             let prefix: String = prefix.iter().map(|byte| format!("{byte:02x}")).collect();
             Ok(format!("{node}-{prefix}"))

@@ -25,7 +25,7 @@ pub(super) struct Encapsulation {
     /// VLAN id.
     pub(super) vlan: Option<u16>,
     /// Destination address of UDP datagrams.
-    pub(super) place: Option<SocketAddr>,
+    pub(super) udp_addr: Option<SocketAddr>,
 }
 
 /// An error in `spec` or a part of it, with what to write instead. A memif's secret is redacted:
@@ -65,13 +65,13 @@ pub(super) fn split_option(part: &str) -> (&str, &str) {
 }
 
 /// The device or address of a port of this kind, and its options; `None` if it is empty.
-pub(super) fn place_and_options<'a>(
+pub(super) fn device_and_options<'a>(
     spec: &'a str,
     kind: &str,
 ) -> Option<(&'a str, impl Iterator<Item = (&'a str, &'a str)>)> {
     let mut parts = spec.strip_prefix(kind)?.strip_prefix(':')?.split(',');
-    let place = parts.next().filter(|place| !place.is_empty())?;
-    Some((place, parts.map(split_option)))
+    let device = parts.next().filter(|device| !device.is_empty())?;
+    Some((device, parts.map(split_option)))
 }
 
 /// The error for an unknown option; `known` lists the supported ones.

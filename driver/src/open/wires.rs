@@ -1,8 +1,8 @@
 //! Names of ports on kernel interfaces and sockets.
 
-use super::place::split_place;
+use super::host_port::split_host_port;
 use super::spec::{
-    Encapsulation, PortInfo, bad_spec, no_option, parse, place_and_options, yes_or_no,
+    Encapsulation, PortInfo, bad_spec, device_and_options, no_option, parse, yes_or_no,
 };
 use crate::backend::afpacket::{AfPacket, AfPacketSettings};
 use crate::backend::inet::{addresses, host_text};
@@ -14,8 +14,8 @@ use crate::port::Port;
 
 /// Opens `afpacket:INTERFACE,...`, for frames with the encapsulation `encap`.
 pub(super) fn afpacket(spec: &str, encap: Encapsulation) -> Result<Box<dyn Port>, OpenError> {
-    let Encapsulation { vlan, place } = encap;
-    let settings = AfPacketSettings { vlan, place, ..afpacket_settings(spec)? };
+    let Encapsulation { vlan, udp_addr } = encap;
+    let settings = AfPacketSettings { vlan, udp_addr, ..afpacket_settings(spec)? };
     Ok(Box::new(AfPacket::open(&settings)?))
 }
 
@@ -35,7 +35,7 @@ pub(super) fn check_afpacket(spec: &str) -> Result<(), OpenError> {
 }
 
 fn afpacket_settings(spec: &str) -> Result<AfPacketSettings, OpenError> {
-    let (interface, options) = place_and_options(spec, "afpacket").ok_or_else(|| {
+    let (interface, options) = device_and_options(spec, "afpacket").ok_or_else(|| {
         bad_spec(spec, "which interface? write afpacket:eth0; barewire info lists them")
     })?;
     let mut settings = AfPacketSettings::named(interface);
@@ -62,8 +62,8 @@ fn afpacket_settings(spec: &str) -> Result<AfPacketSettings, OpenError> {
 
 /// Opens `xdp:INTERFACE,...`, likewise.
 pub(super) fn xdp(spec: &str, encap: Encapsulation) -> Result<Box<dyn Port>, OpenError> {
-    let Encapsulation { vlan, place } = encap;
-    let settings = XdpSettings { vlan, place, ..xdp_settings(spec)? };
+    let Encapsulation { vlan, udp_addr } = encap;
+    let settings = XdpSettings { vlan, udp_addr, ..xdp_settings(spec)? };
     Ok(Box::new(Xdp::open(&settings)?))
 }
 
@@ -73,7 +73,7 @@ pub(super) fn check_xdp(spec: &str) -> Result<(), OpenError> {
 }
 
 fn xdp_settings(spec: &str) -> Result<XdpSettings, OpenError> {
-    let (interface, options) = place_and_options(spec, "xdp").ok_or_else(|| {
+    let (interface, options) = device_and_options(spec, "xdp").ok_or_else(|| {
         bad_spec(spec, "which interface? write xdp:eth0; barewire info lists them")
     })?;
     let mut settings = XdpSettings::named(interface);
@@ -138,13 +138,13 @@ pub(super) fn check_udp(spec: &str) -> Result<(), OpenError> {
 }
 
 fn udp_settings(spec: &str) -> Result<UdpSettings, OpenError> {
-    let (place, options) = place_and_options(spec, "udp").ok_or_else(|| {
+    let (host_port, options) = device_and_options(spec, "udp").ok_or_else(|| {
         bad_spec(
             spec,
             "which address of this host? write udp:10.0.0.1, or udp:eth0 for that of eth0",
         )
     })?;
-    let (host, port) = split_place(place);
+    let (host, port) = split_host_port(host_port);
     let is_bare = !host.in_brackets && port.is_some_and(|port| port.contains(':'));
     if host.is_v6() && host.bits != Some("96") || is_bare {
         let why = "hosts of a fabric have the first 96 bits of their IPv6 addresses in common; \

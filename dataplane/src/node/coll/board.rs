@@ -231,14 +231,14 @@ impl Part {
         let mine = s.me as usize * block;
         match s.kind {
             Kind::Barrier => {}
-            Kind::Broadcast => board.take(s.root, number, 0, (out, 0), block),
-            Kind::Scatter => board.take(s.root, number, mine, (out, 0), block),
+            Kind::Broadcast => board.read(s.root, number, 0, (out, 0), block),
+            Kind::Scatter => board.read(s.root, number, mine, (out, 0), block),
             Kind::Allreduce | Kind::Reduce => self.reduce(out, board, (number, 0), scratch),
             Kind::ReduceScatter => self.reduce(out, board, (number, mine), scratch),
             Kind::Allgather | Kind::Gather | Kind::Alltoall => {
                 let from = if s.kind == Kind::Alltoall { mine } else { 0 };
                 for rank in 0..s.n {
-                    board.take(rank, number, from, (out, rank as usize * block), block);
+                    board.read(rank, number, from, (out, rank as usize * block), block);
                 }
             }
         }
@@ -255,9 +255,9 @@ impl Part {
         let Some((op, ty)) = self.reduce else { unreachable!("only reductions compute") };
         let (s, other) = (&self.shape, scratch.io());
         let block = s.block() as usize;
-        board.take(0, number, from, (out, 0), block);
+        board.read(0, number, from, (out, 0), block);
         for rank in 1..s.n {
-            board.take(rank, number, from, (&other, 0), block);
+            board.read(rank, number, from, (&other, 0), block);
             let sum = out.combine(0, op, ty, s.count as usize, (out, 0), (&other, 0));
             assert!(sum.is_ok(), "a block is in the result and in a body");
         }
@@ -522,8 +522,8 @@ impl Coll {
         if names.is_empty() || names.contains(&0) {
             return Ok(());
         }
-        let met = board.meet(group.gid, names);
-        let calls = met.then(|| Calls::new(*board, names.len())).flatten();
+        let attached = board.attach(group.gid, names);
+        let calls = attached.then(|| Calls::new(*board, names.len())).flatten();
         group.shared = BoardState::Attached(Box::new(calls.ok_or(Error::NoMem)?));
         Ok(())
     }

@@ -53,7 +53,7 @@ impl Board for Shared {
         self.own as u64 + 1
     }
 
-    fn meet(&mut self, _: u32, names: &[u64]) -> bool {
+    fn attach(&mut self, _: u32, names: &[u64]) -> bool {
         self.members = names.iter().map(|&name| name as usize - 1).collect();
         true
     }
@@ -70,7 +70,7 @@ impl Board for Shared {
         (leaf.call == call).then_some(leaf.mark)
     }
 
-    fn take(&self, rank: u32, call: u32, at: usize, (to, to_at): (&IoBuf, usize), len: usize) {
+    fn read(&self, rank: u32, call: u32, at: usize, (to, to_at): (&IoBuf, usize), len: usize) {
         let leaf = self.leaf(rank, call);
         assert_eq!(leaf.call, call, "what is taken was put over");
         to.write_at(to_at, &leaf.body[at..at + len]);

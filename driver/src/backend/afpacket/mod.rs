@@ -30,7 +30,7 @@ use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use super::Bell;
+use super::WakeEvent;
 use super::batch::Batch;
 use super::lock::NotInChildren;
 use super::netdev::ring::{self, RxRing, Slot};
@@ -86,7 +86,7 @@ pub struct AfPacketSettings {
     pub accept: Accept,
     /// Accept datagrams to this address and UDP port, and ARP or neighbour discovery of the
     /// address, instead of frames of `ethertype`; overrides `accept`.
-    pub place: Option<SocketAddr>,
+    pub udp_addr: Option<SocketAddr>,
     /// Accept frames with the tag of this VLAN, 0 to 4,094, instead of untagged ones. The kernel
     /// strips the tag of a received frame; a sent frame has it in its bytes.
     pub vlan: Option<u16>,
@@ -106,7 +106,7 @@ impl AfPacketSettings {
             ring_count: None,
             ethertype: ETHERTYPE,
             accept: Accept::Own,
-            place: None,
+            udp_addr: None,
             vlan: None,
             qdisc: false,
         }
@@ -129,7 +129,7 @@ impl AfPacketSettings {
         // Without a bus address it is virtual, such as a VLAN or a tunnel.
         let is_card =
             bus.is_some() && !driver.is_some_and(|driver| VIRTUAL_DRIVERS.contains(&&*driver));
-        if self.place.is_none() || is_card {
+        if self.udp_addr.is_none() || is_card {
             return (frame_max, self.ring_count);
         }
         (ETH_HDR_LEN + DATAGRAM_MAX, Some(self.ring_count.unwrap_or(GRO_SLOTS)))
@@ -198,10 +198,10 @@ impl AfPacket {
         // Before the state of the interface is used: later changes are detected.
         let monitor = Arc::new(LinkMonitor::new().map_err(os)?);
         let fd = socket.as_raw_fd();
-        let is_any = settings.place.is_some() || settings.vlan.is_some();
+        let is_any = settings.udp_addr.is_some() || settings.vlan.is_some();
         let bound_to = if is_any { socket::ANY } else { settings.ethertype };
-        let program = match settings.place {
-            Some(place) => filter::datagrams(place, settings.vlan),
+        let program = match settings.udp_addr {
+            Some(udp_addr) => filter::datagrams(udp_addr, settings.vlan),
             None => filter::frames(
                 settings.ethertype,
                 settings.accept.filter(station),
@@ -209,7 +209,7 @@ impl AfPacket {
             ),
         };
         socket::prepare(fd, program, settings.qdisc).map_err(os)?;
-        let sender = match settings.place {
+        let sender = match settings.udp_addr {
             Some(_) => socket::sender(&link, settings.qdisc).map_err(os)?,
             None => None,
         };
@@ -221,9 +221,9 @@ impl AfPacket {
         let ring = RxRing::new(fd, rx_max, ring_count, settings.vlan);
         let ring = ring.map_err(|e| request.os("no memory for the receive ring", &e))?;
         join_accepted(fd, &link, settings.accept, station.mac).map_err(os)?;
-        join_groups(fd, &link, settings.place).map_err(os)?;
+        join_groups(fd, &link, settings.udp_addr).map_err(os)?;
         filter::bind(fd, &link, bound_to).map_err(os)?;
-        let bell = Bell::new().map_err(os)?;
+        let bell = WakeEvent::new().map_err(os)?;
         let caps = PortCaps {
             rto_floor_ns: 1_000_000,
             via_kernel: true,

@@ -18,7 +18,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{Backlog, UnixAddr, connect};
 
 use crate::backend::bound::{BoundSocket, seqpacket};
-use crate::backend::unix::{Apart, Received, is_crowded, receive, send};
+use crate::backend::unix::{DeferredClose, Received, has_close_backlog, receive, send};
 
 /// Limit on connected and connecting clients; further ones wait.
 const CLIENTS_MAX: usize = 256;
@@ -39,7 +39,7 @@ pub(super) struct Relay {
 
 /// A client, and the relay's connection to the driver for it.
 struct Client {
-    outer: Apart<OwnedFd>,
+    outer: DeferredClose<OwnedFd>,
     inner: OwnedFd,
     /// The driver has sent its hello, so a disconnect is safe.
     is_greeted: bool,
@@ -61,7 +61,7 @@ impl Relay {
     /// Accepts new clients and forwards pending messages.
     pub(super) fn pump(&mut self) {
         while self.clients.len() < CLIENTS_MAX
-            && !is_crowded()
+            && !has_close_backlog()
             && is_ready(&self.public, PollFlags::POLLIN)
             && let Some(client) = self.accept()
         {
@@ -71,7 +71,7 @@ impl Relay {
     }
 
     fn accept(&self) -> Option<Client> {
-        let outer = Apart::new(self.public.accept()?);
+        let outer = DeferredClose::new(self.public.accept()?);
         let inner = seqpacket().ok()?;
         // The driver's backlog is short. A client that finds it full is disconnected, and retries.
         connect(inner.as_raw_fd(), &self.private).ok()?;
@@ -138,13 +138,13 @@ fn address(name: &str, is_file: bool) -> io::Result<UnixAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::unix::tests::{is_alone, joined, send};
+    use crate::backend::unix::tests::{is_alone, send, socket_pair};
 
     /// Goal: a client that floods the relay gets one turn and no more.
     #[test]
     fn a_client_has_a_turn_and_no_more() {
         for is_heard in [true, false] {
-            let ([client, outer], [inner, driver]) = (joined(), joined());
+            let ([client, outer], [inner, driver]) = (socket_pair(), socket_pair());
             (0..MESSAGES_PER_TURN + 1).for_each(|_| send(&client, &[7; 128], &client, 0));
             let driver = is_heard.then_some(driver);
             assert!(forward(&outer, &inner, &mut false));
@@ -176,7 +176,7 @@ mod tests {
     fn descriptors_do_not_stay_open() {
         let file = OwnedFd::from(tempfile::tempfile().unwrap());
         for times in [0, 1, 13, 253] {
-            let ([client, outer], [inner, driver]) = (joined(), joined());
+            let ([client, outer], [inner, driver]) = (socket_pair(), socket_pair());
             send(&client, &[7; 128], &file, times);
             let mut has_forwarded = false;
             assert_eq!(forward(&outer, &inner, &mut has_forwarded), times < 2, "{times}");

@@ -9,7 +9,7 @@ use super::handshake::{ClientHandshake, Rules, ServerHandshake, ServerStep};
 use super::proto::{AddRing, Init, MESSAGE_LEN, Message, SECRET_LEN, VERSION};
 use super::region::{ClientMemory, Conn, Layout, TO_CLIENT, TO_SERVER};
 use super::ring::{Broken, Pushed, Receiver, RxItem, Sender};
-use crate::backend::unix::Apart;
+use crate::backend::unix::DeferredClose;
 use crate::frame::{RxFrame, TxFrame};
 
 /// Longest frame here.
@@ -47,7 +47,7 @@ pub(super) fn joined() -> Option<[Conn; 2]> {
     let mut handshake = ServerHandshake::default();
     for (message, fd) in client_messages(&made) {
         let fd = fd.map(|fd| fd.as_fd().try_clone_to_owned()).transpose().ok()?;
-        handshake.handle(Some(message), fd.map(Apart::new), &rules(), true).ok()?;
+        handshake.handle(Some(message), fd.map(DeferredClose::new), &rules(), true).ok()?;
     }
     match handshake.handle(Some(Message::Connect), None, &rules(), true).ok()? {
         ServerStep::Done(at_server) => Some([*at_server, made.connected().ok()?]),
@@ -88,7 +88,7 @@ fn messages(data: &[u8]) {
             4 => message = Some(Message::Connect),
             _ => {}
         }
-        let fd = fd.and_then(|fd| fd.try_clone().ok()).map(Apart::new);
+        let fd = fd.and_then(|fd| fd.try_clone().ok()).map(DeferredClose::new);
         // Both sides disconnect after a message that they refuse.
         let _ = client.handle(message.clone(), &rules);
         if server.handle(message, fd, &rules, true).is_err() {

@@ -3,7 +3,7 @@
 //! The thread sleeps until a descriptor is readable, and never waits for the peer: sockets are
 //! non-blocking, a message that does not fit its socket's buffer ends the connection, a handshake
 //! not finished within [`PATIENCE`] is aborted, and descriptors from clients are closed by another
-//! thread ([`Apart`]).
+//! thread ([`DeferredClose`]).
 
 use std::fmt::Display;
 use std::io;
@@ -26,8 +26,8 @@ use super::wait::Shared;
 use super::{MemifSettings, Role};
 use crate::backend::bound::{BoundSocket, inode, seqpacket};
 use crate::backend::lock::NotInChildren;
-use crate::backend::unix::{Apart, Received, is_crowded, receive, send};
-use crate::backend::{Bell, readable, sleep};
+use crate::backend::unix::{DeferredClose, Received, has_close_backlog, receive, send};
+use crate::backend::{WakeEvent, readable, sleep};
 use crate::error::OpenError;
 use crate::own_thread::without_signals;
 
@@ -58,7 +58,7 @@ pub(super) struct Control {
 /// Tells the thread to stop.
 struct StopSignal {
     is_stopping: AtomicBool,
-    bell: Bell,
+    bell: WakeEvent,
 }
 
 impl StopSignal {
@@ -105,7 +105,7 @@ impl Control {
         shared: &Arc<Shared>,
     ) -> Result<Self, OpenError> {
         let unable = |e: &io::Error| unable(settings, e);
-        let bell = Bell::new().map_err(|e| unable(&e))?;
+        let bell = WakeEvent::new().map_err(|e| unable(&e))?;
         let orders = Arc::new(StopSignal { is_stopping: AtomicBool::new(false), bell });
         let (told, shared) = (Arc::clone(&orders), Arc::clone(shared));
         let rules = Rules::of(settings, layout);
@@ -174,7 +174,7 @@ pub(super) struct Socket(pub(super) NotInChildren);
 /// What came from it.
 pub(super) enum Incoming {
     Empty,
-    Message(Message, Option<Apart<OwnedFd>>),
+    Message(Message, Option<DeferredClose<OwnedFd>>),
     /// Not a message of the protocol.
     Noise,
     HungUp,
@@ -220,7 +220,7 @@ impl Socket {
 
 /// A connection that frames go through.
 struct Live {
-    socket: Apart<Socket>,
+    socket: DeferredClose<Socket>,
     conn: Arc<Conn>,
 }
 
@@ -321,7 +321,7 @@ struct Server {
 
 /// A client that has not said everything.
 struct PendingClient {
-    socket: Apart<Socket>,
+    socket: DeferredClose<Socket>,
     handshake: ServerHandshake,
     until: Instant,
 }
@@ -355,13 +355,13 @@ impl Server {
     }
 
     fn accept(&mut self) {
-        let made = if is_crowded() { None } else { self.listener.accept() };
+        let made = if has_close_backlog() { None } else { self.listener.accept() };
         let Some(fd) = made else {
             // No descriptor is left, or it has hung up, or what others left is still to be closed.
             std::thread::sleep(Duration::from_millis(1));
             return;
         };
-        let socket = Apart::new(Socket::own(fd));
+        let socket = DeferredClose::new(Socket::own(fd));
         if self.pending_clients.len() == HANDSHAKES_MAX {
             self.pending_clients.remove(0);
         }
@@ -399,7 +399,7 @@ impl Server {
         }
     }
 
-    fn connect(&mut self, socket: Apart<Socket>, conn: Conn) {
+    fn connect(&mut self, socket: DeferredClose<Socket>, conn: Conn) {
         if socket.send(&Message::Connected, None) {
             tracing::info!(port = self.rules.name, "link is up");
             let conn = Arc::new(conn);
@@ -477,7 +477,7 @@ impl Client {
             Err(Errno::ENOENT | Errno::ECONNREFUSED | Errno::EAGAIN) => return self.missing(),
             Err(errno) => return Err(Trouble::Refused(self.cannot_connect(errno), false)),
         }
-        let (socket, mut handshake) = (Apart::new(socket), ClientHandshake::new());
+        let (socket, mut handshake) = (DeferredClose::new(socket), ClientHandshake::new());
         let until = Instant::now() + PATIENCE;
         while Instant::now() < until && !self.orders.is_stopping() {
             let message = match socket.recv(false) {

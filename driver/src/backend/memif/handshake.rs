@@ -11,7 +11,7 @@ use super::region::{
     ClientMemory, Conn, Layout, Region, RingSpec, TO_CLIENT, TO_SERVER, accepted, number,
 };
 use super::wake::check_eventfd;
-use crate::backend::unix::Apart;
+use crate::backend::unix::DeferredClose;
 
 /// Bytes that a client's regions have together at most: what offsets reach, and twice what the
 /// longest rings with the longest buffers of ours take.
@@ -73,7 +73,7 @@ impl ServerHandshake {
     pub(super) fn handle(
         &mut self,
         message: Option<Message>,
-        fd: Option<Apart<OwnedFd>>,
+        fd: Option<DeferredClose<OwnedFd>>,
         rules: &Rules,
         is_free: bool,
     ) -> Result<ServerStep, &'static str> {

@@ -20,7 +20,7 @@ use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 
 use super::proto::{COOKIE, LOG2_RING_MAX};
 use super::wake::Event;
-use crate::backend::unix::Apart;
+use crate::backend::unix::DeferredClose;
 use crate::file::reserve;
 
 /// Bytes before the descriptors of a ring, and of each.
@@ -43,14 +43,14 @@ impl Region {
     ///
     /// # Errors
     /// Why it is not safe to.
-    pub(super) fn take(fd: Apart<OwnedFd>, len: u64) -> Result<Self, &'static str> {
+    pub(super) fn take(fd: DeferredClose<OwnedFd>, len: u64) -> Result<Self, &'static str> {
         // Before anything else is asked of it: only files in memory have seals, so nobody has to
         // answer for it.
         let seals = fcntl(&*fd, FcntlArg::F_GET_SEALS).unwrap_or(0);
         if !SealFlag::from_bits_truncate(seals).contains(SealFlag::F_SEAL_SHRINK) {
             return Err("Region can shrink");
         }
-        let file = File::from(fd.trust());
+        let file = File::from(fd.into_inner());
         // Of a file of large pages one that has been given back may not be there again.
         if fstatfs(&file).ok().is_none_or(|at| at.filesystem_type() != TMPFS_MAGIC) {
             return Err("Region in large pages");

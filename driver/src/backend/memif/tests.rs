@@ -14,8 +14,8 @@ use super::region::{ClientMemory, Desc, MASKED, NEXT};
 use super::*;
 use crate::backend::any_port::tests::fast_is_the_same;
 use crate::backend::logged::Logged;
-use crate::backend::unix::Apart;
-use crate::backend::unix::tests::{is_alone, send as send_fds, slow_to_close};
+use crate::backend::unix::DeferredClose;
+use crate::backend::unix::tests::{is_alone, send as send_fds, slow_closing_socket};
 
 /// A socket that no other test has.
 pub(super) fn fresh() -> MemifSettings {
@@ -457,7 +457,7 @@ fn clients_that_say_what_cannot_be_are_refused() {
         let mut handshake = ServerHandshake::default();
         let mut heard = Ok(());
         for (message, fd) in said {
-            let fd = fd.map(Apart::new);
+            let fd = fd.map(DeferredClose::new);
             heard =
                 heard.and_then(|()| handshake.handle(Some(message), fd, &rules, true).map(|_| ()));
         }
@@ -585,7 +585,7 @@ fn a_server_does_not_wait_for_what_its_guests_hand_over() {
     let knock = |(knock, said): (usize, Vec<Message>)| {
         let socket = Socket::new().unwrap();
         connect(socket.0.as_raw_fd(), &at).unwrap();
-        let ((slow, other), tell) = (slow_to_close(), tell.clone());
+        let ((slow, other), tell) = (slow_closing_socket(), tell.clone());
         let said: Vec<_> = said.iter().map(Message::bytes).collect();
         std::thread::spawn(move || {
             for (i, bytes) in said.iter().enumerate() {

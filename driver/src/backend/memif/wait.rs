@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::region::Conn;
 use super::ring::{arm, disarm, has_frames};
-use crate::backend::{Bell, raw, readable, sleep};
+use crate::backend::{WakeEvent, raw, readable, sleep};
 use crate::port::PortWaiter;
 
 /// Most connections that wait for the port to adopt them; more clients have to wait.
@@ -34,7 +34,7 @@ pub(super) struct Shared {
     /// Which of the last 32 wake-ups failed, the latest in the highest bit. While any has, or the
     /// peer coalesces them, a sleeper checks often.
     pub(super) misses: AtomicU32,
-    bell: Bell,
+    bell: WakeEvent,
     state: Mutex<State>,
 }
 
@@ -56,7 +56,7 @@ impl Shared {
             rx_at: AtomicU16::new(0),
             is_woken: AtomicBool::new(false),
             misses: AtomicU32::new(0),
-            bell: Bell::new()?,
+            bell: WakeEvent::new()?,
             state: Mutex::new(State {
                 live: None,
                 made: VecDeque::with_capacity(QUEUE),

@@ -16,7 +16,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::unistd::write;
 
-use crate::backend::unix::Apart;
+use crate::backend::unix::DeferredClose;
 
 /// What wakes the receiver of one ring.
 pub(super) struct Event {
@@ -38,14 +38,14 @@ enum How {
 ///
 /// # Errors
 /// It is not an eventfd, or /proc is not mounted.
-pub(super) fn check_eventfd(fd: Apart<OwnedFd>) -> Result<OwnedFd, &'static str> {
+pub(super) fn check_eventfd(fd: DeferredClose<OwnedFd>) -> Result<OwnedFd, &'static str> {
     check_eventfd_by("/proc/self/fd", fd)
 }
 
 /// As [`check_eventfd`], with the directory to ask.
-fn check_eventfd_by(dir: &str, fd: Apart<OwnedFd>) -> Result<OwnedFd, &'static str> {
+fn check_eventfd_by(dir: &str, fd: DeferredClose<OwnedFd>) -> Result<OwnedFd, &'static str> {
     match std::fs::read_link(format!("{dir}/{}", fd.as_raw_fd())) {
-        Ok(name) if name.as_os_str() == "anon_inode:[eventfd]" => Ok(fd.trust()),
+        Ok(name) if name.as_os_str() == "anon_inode:[eventfd]" => Ok(fd.into_inner()),
         Ok(_) => Err("Interrupt fd is no eventfd"),
         // The client reads it too, and has room for 95 bytes.
         Err(_) => Err("Server cannot read its /proc/self/fd to check fds; there: mount /proc"),
@@ -222,9 +222,9 @@ mod tests {
             epoll,
         ];
         for other in others {
-            assert!(check_eventfd(Apart::new(other)).is_err());
+            assert!(check_eventfd(DeferredClose::new(other)).is_err());
         }
-        assert!(check_eventfd(Apart::new(event(0))).is_ok());
+        assert!(check_eventfd(DeferredClose::new(event(0))).is_ok());
     }
 
     /// Goal: who cannot see what a descriptor is says so of itself, and not of the other side; in
@@ -232,7 +232,8 @@ mod tests {
     #[test]
     fn a_hidden_proc_is_not_the_peers_fault() {
         let dir = tempfile::tempdir().unwrap();
-        let why = check_eventfd_by(dir.path().to_str().unwrap(), Apart::new(event(0))).unwrap_err();
+        let why = check_eventfd_by(dir.path().to_str().unwrap(), DeferredClose::new(event(0)))
+            .unwrap_err();
         assert!(why.starts_with("Server cannot") && why.ends_with("mount /proc"), "{why}");
         let message = Message::Disconnect(why.into());
         assert_eq!(Message::parse(&message.bytes()), Some(message));

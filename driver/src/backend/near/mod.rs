@@ -12,7 +12,7 @@
 //! only a process of this user can have written. What the far side receives is never near, whatever
 //! its source address: that can be forged.
 //!
-//! # Going
+//! # End of the port
 //! The port is gone when its far side is. A segment is never gone; presence reports near stations.
 
 use std::ops::DerefMut;
@@ -32,23 +32,25 @@ use crate::port::{
     RxSink, Station, Tx, brief,
 };
 
-/// Bursts with near frames after which the far side is polled although it was empty last time: a
+/// Bursts with near frames after which the far side is polled although its last poll was empty. A
 /// poll may cost a system call.
-const SKIPS_MAX: u32 = 64;
-/// How long after a frame of a side more frames of it are expected, nanoseconds. While near frames
-/// are expected and far ones are not, the far side is polled every [`Near::gap_ns`] only.
+const FAR_SKIPS_MAX: u32 = 64;
+/// Time after a frame within which more frames of that side are expected, nanoseconds. While near
+/// frames are expected and far ones are not, the far side is polled every [`Near::gap_ns`] only.
 const BUSY_NS: u64 = 100_000;
-/// That pause as a multiple of the time that a poll of the far side takes.
-const GAP_LOOKS: u64 = 32;
-/// Polls in a row that may find the near side empty without a reading of the clock, which costs as
-/// much as the rest of such a poll, and how quickly as many must have followed each other,
-/// nanoseconds. A program that begins to poll seldom finds a far frame so many polls later, once.
+/// [`Near::gap_ns`] as a multiple of the time that a poll of the far side takes.
+const GAP_POLLS: u64 = 32;
+/// Consecutive polls of an empty near side that need not read the clock, which costs as much as the
+/// rest of such a poll. A program that polls less often from now on sees a far frame late once, by
+/// this many polls.
 const UNTIMED_POLLS: u32 = 4;
-const TIGHT_NS: u64 = 1_500;
-/// Number of polls of an empty far side that are timed.
-const LOOKS_TIMED: u32 = 64;
+/// Longest time between two checks of [`Near::may_skip_far`] after which polls may skip the clock,
+/// nanoseconds.
+const QUICK_NS: u64 = 1_500;
+/// Number of polls of the far side that are timed.
+const TIMED_POLLS: u32 = 64;
 /// Entries of the cache of far addresses; two that share one evict each other.
-const FARS: usize = 64;
+const FAR_CACHE_LEN: usize = 64;
 
 /// Name of the segment that the processes of this user in this network namespace share.
 ///
@@ -65,8 +67,8 @@ pub fn node_segment() -> Result<String, OpenError> {
     Ok(format!("node-{}", meta.ino()))
 }
 
-/// What a far side does, besides being a port.
-pub trait Far: DerefMut<Target = dyn Port> + Send + 'static {
+/// A port as the far side of [`Near`].
+pub trait FarPort: DerefMut<Target = dyn Port> + Send + 'static {
     /// [`Port::rx_burst`] with a sink of known type.
     ///
     /// # Errors
@@ -87,46 +89,49 @@ pub struct Near<F> {
     near: Box<ShmPort>,
     far: F,
     far_frame_max: usize,
-    /// Which frames may go to the far side, by their head; all if `None`.
-    may_leave: Option<fn(&[u8]) -> bool>,
+    /// Whether a frame may go to the far side, by its head; all may if `None`.
+    wire_filter: Option<fn(&[u8]) -> bool>,
     /// Stations that were no members when the segment's epoch was `epoch`; all ones for none.
-    fars: Box<[u64; FARS]>,
+    far_cache: Box<[u64; FAR_CACHE_LEN]>,
     epoch: u64,
-    /// Frames without a near member; and those of them that were too long for the far side, or not
-    /// allowed there.
-    passed_on: u64,
-    kept: u64,
-    /// Something was sent that is not flushed.
+    /// Frames whose destination is no near member; and those of them that were too long for the far
+    /// side, or that `wire_filter` refused.
+    not_near: u64,
+    unsendable: u64,
+    /// Whether a frame was sent to the side and not flushed.
     near_sent: bool,
     far_sent: bool,
-    /// Bursts since the far side was polled, and whether it had frames then.
-    skipped: u32,
-    far_came: bool,
+    /// Polls without the far side since its last poll, and whether that one had frames.
+    far_skips: u32,
+    far_had_frames: bool,
     /// Pause between two polls of the far side while near frames come, nanoseconds; 0 until a poll
     /// was timed.
     gap_ns: u64,
-    /// Polls that are still to be timed.
-    untimed_looks: u32,
-    /// When the far side was last polled, and when frames of either side were last seen.
-    far_looked_ns: u64,
-    near_came_ns: u64,
-    far_came_ns: u64,
-    /// A near frame came since then.
-    near_came: bool,
-    /// The near side has more frames than the last poll could take.
-    near_waits: bool,
-    /// When [`skips_far`](Self::skips_far) was last asked, and whether that was a moment ago.
-    asked_ns: u64,
-    is_tight: bool,
-    /// Polls left that need neither the clock nor the far side, and whether one was made.
+    /// Polls of the far side that are still to be timed.
+    timed_polls_left: u32,
+    /// Times of the last poll of the far side, of the last near frame and of the last far frame.
+    far_polled_ns: u64,
+    near_frame_ns: u64,
+    far_frame_ns: u64,
+    /// Whether near frames were received since the last call of
+    /// [`may_skip_far`](Self::may_skip_far).
+    near_had_frames: bool,
+    /// Whether the near side has more frames than the last poll could take.
+    near_has_more: bool,
+    /// Time of the last call of [`may_skip_far`](Self::may_skip_far), and whether it followed the
+    /// one before within [`QUICK_NS`].
+    last_check_ns: u64,
+    polls_quickly: bool,
+    /// Polls left that need neither the clock nor the far side, and whether one was made since the
+    /// clock was read.
     untimed_polls: u32,
     has_skipped_clock: bool,
-    /// Why the far side is gone, if a send has found that.
+    /// Error of a send: the far side is gone.
     gone: Option<PortGone>,
     waiter: Option<Arc<Waiter>>,
 }
 
-impl<F: Far> Near<F> {
+impl<F: FarPort> Near<F> {
     /// As [`ShmPort::board`]: of near stations alone.
     pub(in crate::backend) fn board(&mut self, members: &[Station]) -> Option<ShmBoard> {
         self.near.board(members)
@@ -138,53 +143,53 @@ impl<F: Far> Near<F> {
     /// # Errors
     /// Those of joining, with `far` as it was.
     pub fn join(segment: &ShmSettings, far: F, name: String) -> Result<Self, (F, OpenError)> {
-        let theirs = far.caps();
+        let far_caps = far.caps();
         let near = match ShmPort::open(&ShmSettings {
-            station: Some(theirs.station),
+            station: Some(far_caps.station),
             ..segment.clone()
         }) {
             Ok(near) => Box::new(near),
             Err(why) => return Err((far, why)),
         };
         let near_mtu = near.caps().mtu;
-        let far_frame_max = ETH_HDR_LEN + theirs.mtu;
+        let far_frame_max = ETH_HDR_LEN + far_caps.mtu;
         let caps = PortCaps {
-            mtu: theirs.mtu.min(near_mtu),
+            mtu: far_caps.mtu.min(near_mtu),
             gather: false,
             near_mtu,
             name,
-            ..theirs.clone()
+            ..far_caps.clone()
         };
         let waiter = match (far.waiter(), near.wake_socket()) {
-            (Some(far), Ok(bell)) => {
-                Some(Arc::new(Waiter { bell, far, is_woken: AtomicBool::new(false) }))
+            (Some(far), Ok(wake_socket)) => {
+                Some(Arc::new(Waiter { wake_socket, far, is_woken: AtomicBool::new(false) }))
             }
             (None, _) => None,
-            (_, Err(why)) => return Err((far, bell_error(why))),
+            (_, Err(why)) => return Err((far, wake_socket_error(why))),
         };
         Ok(Self {
             caps,
             near,
             far,
             far_frame_max,
-            may_leave: None,
-            fars: Box::new([u64::MAX; FARS]),
+            wire_filter: None,
+            far_cache: Box::new([u64::MAX; FAR_CACHE_LEN]),
             epoch: 0,
-            passed_on: 0,
-            kept: 0,
+            not_near: 0,
+            unsendable: 0,
             near_sent: false,
             far_sent: false,
-            skipped: 0,
-            far_came: false,
+            far_skips: 0,
+            far_had_frames: false,
             gap_ns: 0,
-            untimed_looks: LOOKS_TIMED,
-            far_looked_ns: 0,
-            near_came_ns: 0,
-            far_came_ns: 0,
-            near_came: false,
-            near_waits: false,
-            asked_ns: 0,
-            is_tight: false,
+            timed_polls_left: TIMED_POLLS,
+            far_polled_ns: 0,
+            near_frame_ns: 0,
+            far_frame_ns: 0,
+            near_had_frames: false,
+            near_has_more: false,
+            last_check_ns: 0,
+            polls_quickly: false,
             untimed_polls: 0,
             has_skipped_clock: false,
             gone: None,
@@ -198,17 +203,17 @@ impl<F: Far> Near<F> {
         let epoch = self.near.epoch();
         if epoch != self.epoch {
             self.epoch = epoch;
-            self.fars.fill(u64::MAX);
+            self.far_cache.fill(u64::MAX);
         }
-        self.fars[far_slot(key)] == key
+        self.far_cache[far_cache_slot(key)] == key
     }
 
     fn tx_far(&mut self, frame: &TxFrame<'_>) -> Result<Tx, PortGone> {
-        // To a near station that has just left: the far side could not carry the frame, or must
-        // not.
-        let may_leave = self.may_leave.is_none_or(|may_leave| may_leave(frame.head));
-        if frame.len() > self.far_frame_max || !may_leave {
-            self.kept += 1;
+        // The destination is a near station that has just left, and the far side cannot carry the
+        // frame, or must not.
+        let wire_filter = self.wire_filter.is_none_or(|wire_filter| wire_filter(frame.head));
+        if frame.len() > self.far_frame_max || !wire_filter {
+            self.unsendable += 1;
             return Ok(Tx::NoRoute);
         }
         let sent = self.far.tx(frame).inspect_err(|gone| self.gone = Some(gone.clone()))?;
@@ -227,26 +232,26 @@ impl<F: Far> Near<F> {
     }
 
     #[inline]
-    fn take_far(&mut self, max: usize, sink: &mut impl RxSink) -> Result<usize, PortGone> {
-        self.skipped = 0;
-        let got = match self.untimed_looks {
+    fn receive_far(&mut self, max: usize, sink: &mut impl RxSink) -> Result<usize, PortGone> {
+        self.far_skips = 0;
+        let got = match self.timed_polls_left {
             0 => self.far.receive(max, sink)?,
-            _ => self.take_timed(max, sink)?,
+            _ => self.receive_far_timed(max, sink)?,
         };
-        self.far_came = got > 0;
+        self.far_had_frames = got > 0;
         Ok(got)
     }
 
-    /// Receives from the far side, and times that if it is empty: the shortest time counts, since
-    /// the thread may be preempted.
+    /// Receives from the far side, and times the poll if it is empty. The shortest time counts,
+    /// since the thread may be preempted.
     #[inline(never)]
-    fn take_timed(&mut self, max: usize, sink: &mut impl RxSink) -> Result<usize, PortGone> {
+    fn receive_far_timed(&mut self, max: usize, sink: &mut impl RxSink) -> Result<usize, PortGone> {
         let start = clock::now_ns();
         let got = self.far.receive(max, sink)?;
         if got == 0 {
-            let gap_ns = GAP_LOOKS * (clock::now_ns() - start);
+            let gap_ns = GAP_POLLS * (clock::now_ns() - start);
             self.gap_ns = if self.gap_ns == 0 { gap_ns } else { self.gap_ns.min(gap_ns) };
-            self.untimed_looks -= 1;
+            self.timed_polls_left -= 1;
         }
         Ok(got)
     }
@@ -260,7 +265,7 @@ impl<F: Far> Near<F> {
     /// Whether the last near frame went to `dst`, as [`Station::word`] has it: the next one to it
     /// needs no look-up.
     #[inline(always)]
-    pub fn is_near_way(&self, dst: u64) -> bool {
+    pub fn is_last_near(&self, dst: u64) -> bool {
         self.near.is_last(dst)
     }
 
@@ -268,7 +273,7 @@ impl<F: Far> Near<F> {
     /// every frame may leave, since such a frame cannot be looked at before.
     #[inline(always)]
     pub fn wire_to(&mut self, dst: u64) -> Option<&mut F> {
-        (self.may_leave.is_none() && self.is_far(dst)).then_some(&mut self.far)
+        (self.wire_filter.is_none() && self.is_far(dst)).then_some(&mut self.far)
     }
 
     /// The far side.
@@ -281,37 +286,37 @@ impl<F: Far> Near<F> {
     /// and no poll without the clock is [left](Self::may_skip_clock).
     #[inline(always)]
     pub fn rx_near(&mut self, sink: &mut impl RxSink) -> Option<usize> {
-        if self.skipped >= SKIPS_MAX || self.far_came {
+        if self.far_skips >= FAR_SKIPS_MAX || self.far_had_frames {
             return cold(None);
         }
         let polled = self.near.rx_poll(&mut AsNear(sink));
-        self.near_waits = polled.is_none();
+        self.near_has_more = polled.is_none();
         let got = polled?;
         if got == 0 {
             self.untimed_polls = self.untimed_polls.checked_sub(1)?;
             self.has_skipped_clock = true;
             return Some(0);
         }
-        self.skipped += 1;
-        self.near_came = true;
+        self.far_skips += 1;
+        self.near_had_frames = true;
         Some(got)
     }
 
     /// As [`FastPort::rx_poll`], of both sides, once the far side is due to be polled.
     #[inline(always)]
     pub fn rx_poll(&mut self, sink: &mut impl RxSink) -> Option<usize> {
-        if self.skipped >= SKIPS_MAX || self.untimed_looks > 0 || self.gone.is_some() {
+        if self.far_skips >= FAR_SKIPS_MAX || self.timed_polls_left > 0 || self.gone.is_some() {
             return cold(None);
         }
         let near = self.near.rx_poll(&mut AsNear(sink))?;
         if near > 0 {
-            self.skipped += 1;
-            self.near_came = true;
+            self.far_skips += 1;
+            self.near_had_frames = true;
             return Some(near);
         }
         let far = self.far.rx_poll(sink)?;
-        self.skipped = 0;
-        self.far_came = far > 0;
+        self.far_skips = 0;
+        self.far_had_frames = far > 0;
         Some(far)
     }
 
@@ -321,11 +326,11 @@ impl<F: Far> Near<F> {
         self.far.count_polls(polls);
     }
 
-    /// Follows [`skips_far`](Self::skips_far) if nothing is due soon: the next polls that find the
-    /// near side empty need not read the clock, if polls follow each other quickly.
+    /// Follows [`may_skip_far`](Self::may_skip_far) if nothing is due soon: the next polls that
+    /// find the near side empty need not read the clock, if polls follow each other quickly.
     #[inline(always)]
     pub fn may_skip_clock(&mut self) {
-        if self.is_tight {
+        if self.polls_quickly {
             self.untimed_polls = UNTIMED_POLLS;
         }
     }
@@ -344,25 +349,25 @@ impl<F: Far> Near<F> {
     /// Whether a poll at `now_ns` that found the near side empty may skip the far side: near frames
     /// are expected, far ones are not, and the far side was empty a moment ago.
     #[inline(always)]
-    pub fn skips_far(&mut self, now_ns: u64) -> bool {
-        let since = now_ns.wrapping_sub(std::mem::replace(&mut self.asked_ns, now_ns));
-        self.is_tight = since < TIGHT_NS;
+    pub fn may_skip_far(&mut self, now_ns: u64) -> bool {
+        let since = now_ns.wrapping_sub(std::mem::replace(&mut self.last_check_ns, now_ns));
+        self.polls_quickly = since < QUICK_NS;
         (self.untimed_polls, self.has_skipped_clock) = (0, false);
-        if std::mem::take(&mut self.near_came) {
-            self.near_came_ns = now_ns;
+        if std::mem::take(&mut self.near_had_frames) {
+            self.near_frame_ns = now_ns;
         }
-        if self.far_came {
-            self.far_came_ns = now_ns;
+        if self.far_had_frames {
+            self.far_frame_ns = now_ns;
         }
-        let skips = !std::mem::take(&mut self.near_waits)
-            && now_ns.wrapping_sub(self.far_looked_ns) < self.gap_ns
-            && now_ns.wrapping_sub(self.near_came_ns) < BUSY_NS
-            && now_ns.wrapping_sub(self.far_came_ns) >= BUSY_NS
-            && self.skipped < SKIPS_MAX;
-        if !skips {
-            self.far_looked_ns = now_ns;
+        let may_skip = !std::mem::take(&mut self.near_has_more)
+            && now_ns.wrapping_sub(self.far_polled_ns) < self.gap_ns
+            && now_ns.wrapping_sub(self.near_frame_ns) < BUSY_NS
+            && now_ns.wrapping_sub(self.far_frame_ns) >= BUSY_NS
+            && self.far_skips < FAR_SKIPS_MAX;
+        if !may_skip {
+            self.far_polled_ns = now_ns;
         }
-        skips
+        may_skip
     }
 
     /// [`Port::rx_burst`], for a sink of known type.
@@ -379,29 +384,29 @@ impl<F: Far> Near<F> {
             cold(());
             return Err(gone.clone());
         }
-        if self.skipped >= SKIPS_MAX {
-            let got = self.take_far(max, sink)?;
+        if self.far_skips >= FAR_SKIPS_MAX {
+            let got = self.receive_far(max, sink)?;
             return Ok(got + self.near.receive(max - got, &mut AsNear(sink)));
         }
         let got = self.near.receive(max, &mut AsNear(sink));
         if got == max {
-            self.skipped = SKIPS_MAX;
+            self.far_skips = FAR_SKIPS_MAX;
             return Ok(got);
         }
-        if got > 0 && !self.far_came {
-            self.skipped += 1;
+        if got > 0 && !self.far_had_frames {
+            self.far_skips += 1;
             return Ok(got);
         }
-        Ok(got + self.take_far(max - got, sink)?)
+        Ok(got + self.receive_far(max - got, sink)?)
     }
 }
 
-fn far_slot(key: u64) -> usize {
+fn far_cache_slot(key: u64) -> usize {
     (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize
 }
 
-/// The error of a bell, with what else can be done if it is not for the limit that it names.
-fn bell_error(why: OpenError) -> OpenError {
+/// The error of a wake-up socket, with a remedy for errors other than the limit on open files.
+fn wake_socket_error(why: OpenError) -> OpenError {
     match why {
         OpenError::Os { what, path, source, .. }
             if !matches!(source.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) =>
@@ -432,7 +437,7 @@ impl<S: RxSink> RxSink for AsNear<'_, S> {
     }
 }
 
-impl<F: Far> Port for Near<F> {
+impl<F: FarPort> Port for Near<F> {
     fn caps(&self) -> &PortCaps {
         &self.caps
     }
@@ -449,8 +454,8 @@ impl<F: Far> Port for Near<F> {
         }
         match self.near.tx(frame)? {
             Tx::NoRoute => {
-                self.passed_on += 1;
-                self.fars[far_slot(key)] = key;
+                self.not_near += 1;
+                self.far_cache[far_cache_slot(key)] = key;
                 self.tx_far(frame)
             }
             sent => {
@@ -477,7 +482,7 @@ impl<F: Far> Port for Near<F> {
     fn counters(&self) -> PortCounters {
         let (near, far) = (self.near.counters(), self.far.counters());
         // Counted by the far side, to which these frames were passed.
-        let tx_no_route = near.tx_no_route - self.passed_on + self.kept;
+        let tx_no_route = near.tx_no_route - self.not_near + self.unsendable;
         PortCounters { tx_no_route, ..near } + far
     }
 
@@ -521,8 +526,8 @@ impl<F: Far> Port for Near<F> {
         self.near.has(station)
     }
 
-    fn set_wire_filter(&mut self, may_leave: fn(&[u8]) -> bool) {
-        self.may_leave = Some(may_leave);
+    fn set_wire_filter(&mut self, wire_filter: fn(&[u8]) -> bool) {
+        self.wire_filter = Some(wire_filter);
     }
 
     fn next_deadline_ns(&self) -> Option<u64> {
@@ -532,7 +537,7 @@ impl<F: Far> Port for Near<F> {
 
 /// Sleeps on both sides: on the far side's event, and on a socket that near senders write to.
 struct Waiter {
-    bell: WakeSocket,
+    wake_socket: WakeSocket,
     far: Arc<dyn PortWaiter>,
     is_woken: AtomicBool,
 }
@@ -541,17 +546,17 @@ impl PortWaiter for Waiter {
     fn wait_or(&self, also: Option<BorrowedFd<'_>>, timeout: Duration) -> bool {
         let until = Instant::now() + brief(also, timeout);
         loop {
-            let has_come = self.bell.arm() || self.is_woken.swap(false, SeqCst);
+            let has_event = self.wake_socket.arm() || self.is_woken.swap(false, SeqCst);
             let left = until.saturating_duration_since(Instant::now());
-            if has_come || left.is_zero() {
+            if has_event || left.is_zero() {
                 break;
             }
             // A near sender may not have seen that this side is going to sleep.
-            if self.far.wait_or(Some(self.bell.fd()), left.min(RECHECK)) {
+            if self.far.wait_or(Some(self.wake_socket.fd()), left.min(RECHECK)) {
                 break;
             }
         }
-        self.bell.disarm();
+        self.wake_socket.disarm();
         true
     }
 

@@ -21,7 +21,7 @@ fn fresh() -> ShmSettings {
     }
 }
 
-impl Far for Box<dyn Port> {
+impl FarPort for Box<dyn Port> {
     fn receive(&mut self, max: usize, sink: &mut impl RxSink) -> Result<usize, PortGone> {
         self.rx_burst(max, sink)
     }
@@ -268,7 +268,7 @@ fn both_sides_are_heard_when_one_floods() {
                 many_got += got.len() - of_few;
                 waited += 1;
                 // A near frame may be found by the sweep only.
-                let most = if flood_near { SKIPS_MAX + 1 } else { 600 };
+                let most = if flood_near { FAR_SKIPS_MAX + 1 } else { 600 };
                 assert!(few_sent == few_got || waited <= most, "{flood_near} {max} {waited}");
             }
             let seen = format!("near floods: {flood_near}, max {max}: {many_got} and {few_got}");
@@ -286,7 +286,7 @@ fn a_quiet_far_side_is_looked_at_once_in_a_pause() {
     let at_a = near[0].caps().station;
     let mut from = near.pop().unwrap();
     let a = &mut near[0];
-    (a.gap_ns, a.untimed_looks) = (5_000, 0);
+    (a.gap_ns, a.timed_polls_left) = (5_000, 0);
     let mut now = 1_000_000_000;
     // A poll as the loop makes it: looks at the far side or not.
     let poll = |a: &mut Near<_>, now| {
@@ -294,7 +294,7 @@ fn a_quiet_far_side_is_looked_at_once_in_a_pause() {
         if a.rx_near(&mut |_: &RxFrame<'_>| got += 1).is_some() {
             return (got, false);
         }
-        if a.skips_far(now) {
+        if a.may_skip_far(now) {
             return (0, false);
         }
         (burst(a, 32).len(), true)
@@ -343,7 +343,7 @@ fn a_few_quick_polls_skip_the_clock() {
     let at_a = near[0].caps().station;
     let mut from = near.pop().unwrap();
     let a = &mut near[0];
-    (a.gap_ns, a.untimed_looks) = (u64::MAX, 0);
+    (a.gap_ns, a.timed_polls_left) = (u64::MAX, 0);
     let rx_near = |a: &mut Near<_>| a.rx_near(&mut |_: &RxFrame<'_>| ());
     let skipping = |a: &mut Near<_>| (0..100).take_while(|_| rx_near(a) == Some(0)).count();
     let mut now = 1_000_000_000;
@@ -354,16 +354,16 @@ fn a_few_quick_polls_skip_the_clock() {
     }
     assert_eq!(rx_near(a), Some(1));
     assert_eq!(skipping(a), 0, "not allowed");
-    for (pause, polls) in [(TIGHT_NS, 0), (TIGHT_NS - 1, UNTIMED_POLLS), (TIGHT_NS, 0)] {
+    for (pause, polls) in [(QUICK_NS, 0), (QUICK_NS - 1, UNTIMED_POLLS), (QUICK_NS, 0)] {
         now += pause;
-        assert!(a.skips_far(now));
+        assert!(a.may_skip_far(now));
         assert!(!a.has_skipped_clock());
         a.may_skip_clock();
         assert_eq!(skipping(a), polls as usize, "after {pause} ns");
         assert_eq!(a.has_skipped_clock(), polls > 0);
     }
     now += 100;
-    assert!(a.skips_far(now));
+    assert!(a.may_skip_far(now));
     a.may_skip_clock();
     assert_eq!(rx_near(a), Some(0));
     a.must_read_clock();
@@ -421,12 +421,13 @@ fn a_near_sender_rings_a_socket() {
     assert_eq!(drain(&mut near[0]).len(), 1);
     drain(&mut near[0]);
     let waiter = Arc::clone(near[0].waiter.as_ref().unwrap());
-    let mut fds = [crate::backend::readable(std::os::fd::AsRawFd::as_raw_fd(&waiter.bell.fd()))];
-    assert!(!waiter.bell.arm());
+    let mut fds =
+        [crate::backend::readable(std::os::fd::AsRawFd::as_raw_fd(&waiter.wake_socket.fd()))];
+    assert!(!waiter.wake_socket.arm());
     assert!(!crate::backend::sleep(&mut fds, Duration::ZERO));
     assert_eq!(send(&mut near[1], at, b"2"), Tx::Sent);
     assert!(crate::backend::sleep(&mut fds, Duration::from_secs(10)), "nobody rang");
-    waiter.bell.disarm();
+    waiter.wake_socket.disarm();
     assert!(!crate::backend::sleep(&mut fds, Duration::ZERO), "the ring was not taken");
     assert_eq!(send(&mut near[1], at, b"3"), Tx::Sent);
     assert!(!crate::backend::sleep(&mut fds, Duration::ZERO), "it rings for one that is awake");

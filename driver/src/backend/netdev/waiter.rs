@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::super::lock::NotInChildren;
-use super::super::{Bell, clear_error, raw, readable, sleep};
+use super::super::{WakeEvent, clear_error, raw, readable, sleep};
 use super::filter::ArpSocket;
 use super::link_state::LinkMonitor;
 use crate::port::PortWaiter;
@@ -18,7 +18,7 @@ pub(in super::super) struct Shared {
     /// One at least, [`SOCKETS_MAX`] at most.
     pub(in super::super) sockets: Vec<NotInChildren>,
     pub(in super::super) monitor: Option<Arc<LinkMonitor>>,
-    pub(in super::super) bell: Bell,
+    pub(in super::super) bell: WakeEvent,
     /// Receives ARP, for a port whose other sockets do not.
     pub(in super::super) arp: Option<ArpSocket>,
 }

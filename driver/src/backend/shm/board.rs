@@ -154,16 +154,17 @@ impl Board for ShmBoard {
         state >> 32 << 32 | (self.slot as u64 + 1)
     }
 
-    fn meet(&mut self, group: u32, names: &[u64]) -> bool {
+    fn attach(&mut self, group: u32, names: &[u64]) -> bool {
         assert!(names.len() == self.members.len());
         // Acquire: a member that leaves its place after the check below changes the epoch.
         self.epoch = self.shared.seg.epoch().load(Acquire);
-        let met = group != 0 && names.iter().enumerate().all(|(rank, &name)| self.find(rank, name));
-        if met {
+        let attached =
+            group != 0 && names.iter().enumerate().all(|(rank, &name)| self.find(rank, name));
+        if attached {
             self.group = group;
             self.done(0);
         }
-        met
+        attached
     }
 
     #[inline(always)]
@@ -196,7 +197,7 @@ impl Board for ShmBoard {
     }
 
     #[inline]
-    fn take(&self, rank: u32, call: u32, at: usize, (to, to_at): (&IoBuf, usize), len: usize) {
+    fn read(&self, rank: u32, call: u32, at: usize, (to, to_at): (&IoBuf, usize), len: usize) {
         assert!(at <= BODY_MAX && len <= BODY_MAX - at);
         let (mem, body) = (&self.members[rank as usize].mem, Self::leaf(call) + BODY);
         let (mut done, mut from) = (0, at);

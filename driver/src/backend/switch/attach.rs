@@ -90,7 +90,7 @@ fn try_attach(path: &Path, station: Option<Station>) -> Result<AttachResult, Ope
         match socket.recv(true) {
             Incoming::Message(Message::Welcome(station), Some(fd)) => {
                 // The sender was checked by `check_trust`.
-                let file = fd.trust().into();
+                let file = fd.into_inner().into();
                 return Ok(AttachResult::Attached(Grant { socket, file, station }));
             }
             Incoming::Message(Message::Refused(why), _) => return Err(refusal_error(path, why)),

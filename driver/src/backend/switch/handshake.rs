@@ -13,7 +13,7 @@ use nix::errno::Errno;
 
 use crate::backend::bound::seqpacket;
 use crate::backend::lock::NotInChildren;
-use crate::backend::unix::{Apart, Received, receive, send};
+use crate::backend::unix::{DeferredClose, Received, receive, send};
 use crate::port::Station;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"bw-gues2");
@@ -103,7 +103,7 @@ pub(super) struct Socket(pub(super) NotInChildren);
 /// What a receive call found.
 pub(super) enum Incoming {
     Empty,
-    Message(Message, Option<Apart<OwnedFd>>),
+    Message(Message, Option<DeferredClose<OwnedFd>>),
     /// A message whose descriptor was lost: this process has reached its limit of open files.
     NoDescriptor,
     /// The other end has closed the connection, or sent an invalid message.

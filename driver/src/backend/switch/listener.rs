@@ -3,7 +3,7 @@
 //! One connection is one process: the kernel tells its user ([`PeerCredentials`]), and its end is
 //! the end of the connection. No client can make the switch wait: a message that does not fit the
 //! socket's buffer ends the connection, sockets and descriptors are closed by another thread
-//! ([`Apart`]), and a turn handles a bounded number of events.
+//! ([`DeferredClose`]), and a turn handles a bounded number of events.
 
 use std::collections::HashMap;
 use std::fs::Permissions;
@@ -22,7 +22,7 @@ use super::handshake::{Incoming, Message, Refusal, Socket};
 use super::stale::sweep;
 use crate::backend::bound::BoundSocket;
 use crate::backend::set_option;
-use crate::backend::unix::{Apart, is_crowded};
+use crate::backend::unix::{DeferredClose, has_close_backlog};
 use crate::error::OpenError;
 use crate::port::Station;
 
@@ -72,7 +72,7 @@ pub(super) struct Listener {
 }
 
 struct Connection {
-    socket: Apart<Socket>,
+    socket: DeferredClose<Socket>,
     uid: u32,
     pid: u32,
     has_requested: bool,
@@ -151,7 +151,7 @@ impl Listener {
 
     /// Accepts connections and returns the events since the last call, at most [`EVENTS_MAX`].
     pub(super) fn poll(&mut self, epoll: &Epoll) -> Vec<Event> {
-        if self.is_paused && !is_crowded() {
+        if self.is_paused && !has_close_backlog() {
             self.is_paused = self.watch_socket(epoll).is_err();
         }
         if self.touched.elapsed() >= TOUCH_EVERY {
@@ -172,7 +172,7 @@ impl Listener {
     }
 
     fn accept(&mut self, epoll: &Epoll) {
-        if is_crowded() {
+        if has_close_backlog() {
             tracing::warn!(
                 "connections of other users take long to close: nobody new is let in until they do"
             );
@@ -182,7 +182,7 @@ impl Listener {
         for _ in 0..ACCEPTS_MAX {
             // Without a free descriptor new connections wait; existing ones go on.
             let Some(fd) = self.socket.accept() else { return };
-            let socket = Apart::new(Socket::own(fd));
+            let socket = DeferredClose::new(Socket::own(fd));
             let Ok(peer) = getsockopt(&socket.0, PeerCredentials) else { continue };
             let (uid, pid) = (peer.uid(), u32::try_from(peer.pid()).unwrap_or(0));
             #[cfg(test)]

@@ -95,7 +95,7 @@ impl SwitchedPort {
             ..port.caps().clone()
         };
         let no_socket = |e| OpenError::os(NO_WAKE_SOCKET, port.path(), e, OPEN_FILES);
-        let wake = backend::Bell::new().map_err(no_socket)?;
+        let wake = backend::WakeEvent::new().map_err(no_socket)?;
         let (bell, for_waiter) = (Mutex::new(Arc::new(bell)), Arc::clone(&next));
         let waiter = Arc::new(Waiter { bell, wake, next: for_waiter });
         let (damages, past_counters) = (uplink.damages, PortCounters::default());
@@ -237,7 +237,7 @@ impl Port for SwitchedPort {
 struct Waiter {
     /// Of the segment that the port is a member of.
     bell: Mutex<Arc<WakeSocket>>,
-    wake: backend::Bell,
+    wake: backend::WakeEvent,
     next: Arc<NextAttachment>,
 }
 

@@ -78,7 +78,7 @@ pub(super) struct ReattachThread {
 
 struct Control {
     is_stopping: AtomicBool,
-    wake: backend::Bell,
+    wake: backend::WakeEvent,
 }
 
 impl ReattachThread {
@@ -98,7 +98,7 @@ impl ReattachThread {
         let (socket, attachment) = join(grant, settings)?;
         let hint = "; raise the limits on open files and threads: ulimit -n 65536 -u 65536";
         let os = |source| OpenError::os("cannot watch", &path, source, hint);
-        let wake = backend::Bell::new().map_err(os)?;
+        let wake = backend::WakeEvent::new().map_err(os)?;
         let control = Arc::new(Control { is_stopping: AtomicBool::new(false), wake });
         let next = NextAttachment::empty();
         let settings =

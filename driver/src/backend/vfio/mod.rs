@@ -58,7 +58,7 @@ use std::time::Duration;
 
 use nix::sys::eventfd::EventFd;
 
-use super::Bell;
+use super::WakeEvent;
 use super::frame_queue::FrameQueue;
 use crate::clock::now_ns;
 use crate::error::OpenError;
@@ -261,7 +261,7 @@ impl<N: Nic> VfioPort<N> {
 
     fn with(live: OpenNic<N>, caps: NicCaps, bdf: &str, events: Events) -> Self {
         let NicCaps { mac, mtu, link_bps } = caps;
-        let wake = Bell::new().ok();
+        let wake = WakeEvent::new().ok();
         // A link that is down at the start was logged by the driver.
         let had_link = live.nic.has_link() != Some(false);
         Self {
@@ -487,7 +487,7 @@ struct Events {
 /// The first sleep after a period of polling is short: the poll that follows it enables interrupts,
 /// and later sleeps are long.
 struct RxWaiter {
-    wake: Bell,
+    wake: WakeEvent,
     events: Events,
     /// A thread has slept since the last poll.
     has_slept: AtomicBool,

@@ -44,7 +44,7 @@ use std::ops::RangeInclusive;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-use super::Bell;
+use super::WakeEvent;
 use super::frame_queue::FrameQueue;
 use super::netdev::filter::ArpSocket;
 use super::netdev::{
@@ -141,7 +141,7 @@ pub struct XdpSettings {
     pub accept: Accept,
     /// Accept datagrams to this address and UDP port, and ARP or neighbour discovery of the
     /// address, instead of frames of the fabric; overrides `accept`.
-    pub place: Option<SocketAddr>,
+    pub udp_addr: Option<SocketAddr>,
     /// Accept frames with the tag of this VLAN, 0 to 4,094, instead of untagged ones. They are lent
     /// with the tag.
     pub vlan: Option<u16>,
@@ -219,7 +219,7 @@ impl XdpSettings {
             let why = format!(
                 "{name} spreads frames over {count} receive queues, a port hears {QUEUES_MAX}"
             );
-            return Err(request.refuse(libc::EINVAL, why, queue_advice(name, self.place)));
+            return Err(request.refuse(libc::EINVAL, why, queue_advice(name, self.udp_addr)));
         }
         Ok(queues)
     }
@@ -233,12 +233,12 @@ fn range_text(range: &RangeInclusive<u32>) -> String {
 
 /// The commands that reduce an interface's queues to what a port can use, or steer the port's
 /// frames to one queue.
-fn queue_advice(name: &str, place: Option<SocketAddr>) -> String {
-    let ours = place.map_or_else(
+fn queue_advice(name: &str, addr: Option<SocketAddr>) -> String {
+    let ours = addr.map_or_else(
         || format!("ether proto {ETHERTYPE:#06x}"),
-        |place| {
-            let version = if place.is_ipv4() { 4 } else { 6 };
-            format!("udp{version} dst-ip {} dst-port {}", place.ip(), place.port())
+        |addr| {
+            let version = if addr.is_ipv4() { 4 } else { 6 };
+            format!("udp{version} dst-ip {} dst-port {}", addr.ip(), addr.port())
         },
     );
     format!(
@@ -351,8 +351,8 @@ impl Xdp {
             let busy = socket::busy_poll(queue.fd);
             busy.map_err(|e| request.os("the kernel has no busy polling", &e))?;
         }
-        let bell = Bell::new().map_err(os)?;
-        let arp = settings.place.map(|place| ArpSocket::new(&link, place, settings.vlan));
+        let bell = WakeEvent::new().map_err(os)?;
+        let arp = settings.udp_addr.map(|addr| ArpSocket::new(&link, addr, settings.vlan));
         let arp = arp.transpose().map_err(os)?;
         let caps = PortCaps {
             rto_floor_ns: 1_000_000,

@@ -52,7 +52,7 @@ impl QueueSet {
         let count = query.rx_queues(&link.name);
         let of = |numbers: RangeInclusive<u32>| {
             let is_part = numbers.clone().count() < count as usize;
-            let uses_stack_rx = is_part && settings.place.is_none() && settings.vlan.is_none();
+            let uses_stack_rx = is_part && settings.udp_addr.is_none() && settings.vlan.is_none();
             Self { numbers, count, uses_stack_rx }
         };
         let refuse = |e: Errno| claim_error(request, link, count, e);
@@ -195,8 +195,8 @@ fn load_program(
 ) -> Result<(OwnedFd, OwnedFd), OpenError> {
     let unable = |e: io::Error| xdp_error(request, &e);
     let map = bpf::socket_map(set.numbers.end() + 1).map_err(unable)?;
-    let take = match settings.place {
-        Some(place) => Match::Datagrams(place),
+    let take = match settings.udp_addr {
+        Some(udp_addr) => Match::Datagrams(udp_addr),
         None => Match::Frames(ETHERTYPE, settings.accept.filter(station), !set.uses_stack_rx),
     };
     let program = program::queue_program(map.as_raw_fd(), take, settings.vlan);

@@ -87,20 +87,20 @@ fn station_checks(ethertype: u16, station: Option<Station>, groups: bool) -> Vec
     checks
 }
 
-/// The checks of UDP datagrams to `place`, without options, not fragmented.
-fn datagram_checks(place: SocketAddr) -> Vec<Check> {
-    let place = match place {
-        SocketAddr::V4(place) => place,
-        SocketAddr::V6(place) => {
-            let ip = place.ip().octets();
+/// The checks of UDP datagrams to `udp_addr`, without options, not fragmented.
+fn datagram_checks(udp_addr: SocketAddr) -> Vec<Check> {
+    let udp_addr = match udp_addr {
+        SocketAddr::V4(udp_addr) => udp_addr,
+        SocketAddr::V6(udp_addr) => {
+            let ip = udp_addr.ip().octets();
             let half = |i: usize| Check::Half(38 + 2 * i as i16, [ip[2 * i], ip[2 * i + 1]]);
             let mut checks = vec![Check::Half(12, 0x86dd_u16.to_be_bytes()), Check::Byte(20, 17)];
             checks.extend((0..8).map(half));
-            checks.push(Check::Half(56, place.port().to_be_bytes()));
+            checks.push(Check::Half(56, udp_addr.port().to_be_bytes()));
             return checks;
         }
     };
-    let [a, b, c, d] = place.ip().octets();
+    let [a, b, c, d] = udp_addr.ip().octets();
     vec![
         Check::Half(12, 0x0800_u16.to_be_bytes()),
         Check::Byte(14, 0x45),
@@ -108,7 +108,7 @@ fn datagram_checks(place: SocketAddr) -> Vec<Check> {
         Check::Byte(23, 17),
         Check::Half(30, [a, b]),
         Check::Half(32, [c, d]),
-        Check::Half(36, place.port().to_be_bytes()),
+        Check::Half(36, udp_addr.port().to_be_bytes()),
     ]
 }
 
@@ -167,7 +167,7 @@ pub(super) fn dispatcher(programs: RawFd) -> Vec<Insn> {
 pub(super) fn queue_program(map: RawFd, matched: Match, vlan: Option<u16>) -> Vec<Insn> {
     let checks = match matched {
         Match::Frames(ethertype, station, groups) => station_checks(ethertype, station, groups),
-        Match::Datagrams(place) => datagram_checks(place),
+        Match::Datagrams(udp_addr) => datagram_checks(udp_addr),
     };
     let checked_len = match matched {
         Match::Datagrams(SocketAddr::V6(_)) => UDP6_END,
@@ -186,7 +186,7 @@ pub(super) fn queue_program(map: RawFd, matched: Match, vlan: Option<u16>) -> Ve
     // Offsets of the instructions that redirect a frame, and of those that pass it on.
     let ours = program.len() + 1 + checks.iter().map(|check| check.len()).sum::<usize>();
     let others = ours + 6;
-    let to = |place: usize, at: usize| (place - at - 1) as i16;
+    let to = |target: usize, at: usize| (target - at - 1) as i16;
     let half = |bytes: [u8; 2]| i32::from(u16::from_ne_bytes(bytes));
     program.push(insn(JUMP_GREATER, 4, 3, to(others, program.len()), 0));
     for check in checks {
@@ -199,7 +199,7 @@ pub(super) fn queue_program(map: RawFd, matched: Match, vlan: Option<u16>) -> Ve
         if let Check::Masked(_, mask, _) = check {
             program.push(insn(AND_IMM, 4, 0, 0, half(mask)));
         }
-        let (jump, place, number) = match check {
+        let (jump, target, number) = match check {
             Check::Half(_, bytes) | Check::Masked(_, _, bytes) => {
                 (JUMP_NOT_IMM, others, half(bytes))
             }
@@ -207,7 +207,7 @@ pub(super) fn queue_program(map: RawFd, matched: Match, vlan: Option<u16>) -> Ve
             Check::Clear(_, bits) => (JUMP_SET_IMM, others, half(bits.to_be_bytes())),
             Check::Group => (JUMP_SET_IMM, ours, 1),
         };
-        program.push(insn(jump, 4, 0, to(place, program.len()), number));
+        program.push(insn(jump, 4, 0, to(target, program.len()), number));
     }
     assert_eq!(program.len(), ours);
     program.extend([

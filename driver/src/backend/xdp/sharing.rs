@@ -25,8 +25,8 @@ use nix::sys::socket::{Backlog, UnixAddr, connect, getsockopt};
 
 use super::super::bound::{BoundSocket, seqpacket};
 use super::super::lock::NotInChildren;
-use super::super::unix::{Apart, receive, send};
-use super::super::{Bell, readable, sleep};
+use super::super::unix::{DeferredClose, receive, send};
+use super::super::{WakeEvent, readable, sleep};
 use super::XdpMode;
 use crate::own_thread::without_signals;
 
@@ -92,7 +92,7 @@ impl QueueClaims {
         self.first.listen(Backlog::MAXCONN)?;
         let Self { first, others } = self;
         let server =
-            ShareServer { listener: first, shared, bell: Bell::new()?, is_over: false.into() };
+            ShareServer { listener: first, shared, bell: WakeEvent::new()?, is_over: false.into() };
         let server = Arc::new(server);
         let served = Arc::clone(&server);
         let thread = std::thread::Builder::new().name("barewire-xdp".to_owned());
@@ -126,7 +126,7 @@ impl Drop for QueueShare {
 struct ShareServer {
     listener: BoundSocket,
     shared: SharedProgram,
-    bell: Bell,
+    bell: WakeEvent,
     is_over: AtomicBool,
 }
 
@@ -143,7 +143,7 @@ impl ShareServer {
                 continue;
             };
             // The connection may hold descriptors of other processes.
-            self.hand_over(&Apart::new(caller));
+            self.hand_over(&DeferredClose::new(caller));
         }
     }
 
@@ -222,7 +222,7 @@ fn receive_fd(socket: RawFd, queue: u32) -> Result<(NotInChildren, XdpMode), Dis
         _ => return Err(Discovery::OtherBuild(queue)),
     };
     let fd = got.fd.filter(|_| got.is_whole).ok_or(Discovery::OtherBuild(queue))?;
-    Ok((fd.trust().into(), mode))
+    Ok((fd.into_inner().into(), mode))
 }
 
 /// The queues of interface `index` that processes have claimed, as listed in /proc.

@@ -19,7 +19,7 @@ impl Board for ReusedSlot {
         1
     }
 
-    fn meet(&mut self, _: u32, _: &[u64]) -> bool {
+    fn attach(&mut self, _: u32, _: &[u64]) -> bool {
         true
     }
 
@@ -29,7 +29,7 @@ impl Board for ReusedSlot {
         (!self.is_reused || rank == 0).then_some(MARK)
     }
 
-    fn take(&self, _: u32, _: u32, _: usize, _: (&IoBuf, usize), _: usize) {}
+    fn read(&self, _: u32, _: u32, _: usize, _: (&IoBuf, usize), _: usize) {}
 
     fn first_word(&self, _: u32, _: u32) -> u64 {
         0

@@ -15,7 +15,7 @@ fn met(ports: &mut [ShmPort]) -> Vec<ShmBoard> {
     let macs: Vec<Station> = ports.iter().map(|port| port.caps().station).collect();
     let mut boards: Vec<_> = ports.iter_mut().map(|port| board_of(port, &macs)).collect();
     let names: Vec<u64> = boards.iter().map(|board| board.name()).collect();
-    assert!(boards.iter_mut().all(|board| board.meet(GROUP, &names)));
+    assert!(boards.iter_mut().all(|board| board.attach(GROUP, &names)));
     boards
 }
 
@@ -26,7 +26,7 @@ fn span(bytes: &[u8]) -> Span {
 /// Bytes `at..at + len` of what `rank` has put, between canaries.
 fn taken(board: &ShmBoard, rank: u32, call: u32, at: usize, len: usize) -> Vec<u8> {
     let (memory, look) = IoBuf::leaked_pair(&vec![0x5a; len + 16]);
-    board.take(rank, call, at, (&memory, 8), len);
+    board.read(rank, call, at, (&memory, 8), len);
     let mut bytes = vec![0; len + 16];
     look.read_at(0, &mut bytes);
     assert!(bytes[..8].iter().chain(&bytes[len + 8..]).all(|&b| b == 0x5a), "an overrun");
@@ -170,7 +170,7 @@ fn what_is_read_of_a_member_whose_place_is_taken_is_found_out() {
     let mac = ports[2].caps().station;
     let mut other = board_of(&mut ports[2], &[mac]);
     assert_eq!(other.name() as u32, slot);
-    assert!(other.meet(GROUP + 1, &[other.name()]));
+    assert!(other.attach(GROUP + 1, &[other.name()]));
     other.put(1, 9, &span(b"ours"), 4);
     assert_eq!(taken(&reader, 2, 1, 0, 4), b"ours");
     assert_eq!((reader.replaced(0..3, 1), reader.replaced(0..2, 1)), (Some(2), None));
@@ -187,13 +187,13 @@ fn names_of_no_slots_are_refused() {
     for odd in [0, name & !0xffff_ffff, name + slots, name | 0x8000_0000, name ^ 1 << 32] {
         let mut board = board_of(&mut ports[0], &macs);
         let own = board.name();
-        assert!(!board.meet(GROUP, &[own, odd]), "{odd:#x}");
+        assert!(!board.attach(GROUP, &[own, odd]), "{odd:#x}");
     }
     // Its member left, and was not seen to.
     let (mut board, [_, b]) = (board_of(&mut ports[0], &macs), ports);
     let own = board.name();
     drop(b);
-    assert!(!board.meet(GROUP, &[own, name]));
+    assert!(!board.attach(GROUP, &[own, name]));
 }
 
 /// Goal: a process has as many groups at a time as it has slots; who is not on the segment, or is

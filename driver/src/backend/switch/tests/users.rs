@@ -255,12 +255,12 @@ fn stations_of_a_user_are_limited() {
 /// is accepted.
 #[test]
 fn the_listener_takes_no_descriptors() {
-    use crate::backend::unix::tests::slow_to_close;
+    use crate::backend::unix::tests::slow_closing_socket;
     use nix::sys::socket::{ControlMessage, MsgFlags, UnixAddr, sendmsg};
     let bed = TestSwitch::new(ServedUsers::All, false);
     let socket = handshake::Socket::new().unwrap();
     nix::sys::socket::connect(socket.fd(), &UnixAddr::new(&bed.socket).unwrap()).unwrap();
-    let (slow, _other) = slow_to_close();
+    let (slow, _other) = slow_closing_socket();
     let (fds, bytes) = ([slow.as_raw_fd()], [std::io::IoSlice::new(b"hello")]);
     let rights = [ControlMessage::ScmRights(&fds)];
     let flags = MsgFlags::MSG_DONTWAIT;

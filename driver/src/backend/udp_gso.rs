@@ -1,5 +1,5 @@
-//! Datagrams of one flow that a raw socket sends as one, under the headers of the first: the device
-//! cuts them, as late as it can, and gives each its headers (UDP segmentation offload).
+//! UDP GSO on a raw socket: datagrams of one flow leave as one frame with the headers of the first,
+//! and the device, or else the kernel, segments it and writes the headers of each datagram.
 //!
 //! Source: packet(7), PACKET_VNET_HDR; linux/virtio_net.h, `struct virtio_net_hdr`, whose
 //! VIRTIO_NET_HDR_GSO_UDP_L4 is of Linux 6.2.
@@ -8,12 +8,12 @@ use super::sum::{folded, sum_of_words};
 use super::vlan::{ETHERTYPE_VLAN, TAG_LEN};
 use crate::frame::ETH_HDR_LEN;
 
-/// Bytes of a `virtio_net_hdr`. Zeros before a frame say that nothing is to be done with it.
+/// Bytes of a `virtio_net_hdr`. All zeros before a frame: no offload.
 pub(super) const VNET_LEN: usize = 10;
 /// Longest headers of a datagram: Ethernet, a VLAN tag, IPv6, UDP.
 const HEADERS_MAX: usize = ETH_HDR_LEN + TAG_LEN + IPV6_LEN + UDP_LEN;
-/// Bytes that [`write_head`] writes at most.
-pub(super) const HEAD_MAX: usize = VNET_LEN + HEADERS_MAX;
+/// Bytes that [`write_gso_headers`] writes at most.
+pub(super) const GSO_HEADERS_MAX: usize = VNET_LEN + HEADERS_MAX;
 
 const ETHERTYPE_IPV4: [u8; 2] = [0x08, 0];
 const ETHERTYPE_IPV6: [u8; 2] = [0x86, 0xdd];
@@ -24,20 +24,20 @@ const UDP_LEN: usize = 8;
 /// UDP's number in either.
 const UDP_PROTOCOL: u8 = 17;
 
-// Fields of a `virtio_net_hdr`: the sum is to be written, and how it is to be cut.
+// Values of a `virtio_net_hdr`: the flag for checksum offload, and the GSO type.
 const NEEDS_CSUM: u8 = 1;
 const GSO_UDP_L4: u8 = 5;
-/// Where UDP's header has its sum.
+/// Offset of the checksum in UDP's header.
 const UDP_SUM_AT: usize = 6;
 
-/// Bytes of the headers of `frame`, with that of Ethernet; `None` if it is no whole UDP datagram
-/// that fills the frame, or has headers that are not of the fabric.
-pub(super) fn head_len(frame: &[u8]) -> Option<usize> {
+/// Bytes of the headers of `frame`, Ethernet's included. `None` if the frame is not exactly one UDP
+/// datagram with a payload, or has IP options or extension headers.
+pub(super) fn headers_len(frame: &[u8]) -> Option<usize> {
     let ip_at = ip_at(frame)?;
     let (packet, ethertype) = (&frame[ip_at..], &frame[ip_at - 2..ip_at]);
     let be16 = |at: usize| Some(u16::from_be_bytes(*packet.get(at..)?.first_chunk()?));
     let (ip_len, protocol, packet_len) = if ethertype == ETHERTYPE_IPV4 {
-        // No options, and no part of a longer one.
+        // Without options, and no fragment.
         if *packet.first()? != 0x45 || be16(6)? & 0x3fff != 0 {
             return None;
         }
@@ -52,45 +52,49 @@ pub(super) fn head_len(frame: &[u8]) -> Option<usize> {
     (is_whole && has_payload).then_some(ip_at + ip_len + UDP_LEN)
 }
 
-/// Where the header of IP begins, if there can be one.
+/// Offset of the IP header, if the frame is long enough for one.
 fn ip_at(frame: &[u8]) -> Option<usize> {
     let tag = if *frame.get(12..14)? == ETHERTYPE_VLAN.to_be_bytes() { TAG_LEN } else { 0 };
     let ip_at = ETH_HDR_LEN + tag;
     (frame.len() > ip_at).then_some(ip_at)
 }
 
-/// Whether the headers of both frames, of which those of `b` have `head_len` bytes, say the same
-/// but for lengths, sums and IPv4's identification.
-pub(super) fn is_same_flow(a: &[u8], b: &[u8], head_len: usize) -> bool {
-    if self::head_len(a) != Some(head_len) {
+/// Whether the headers of both frames are equal except for lengths, checksums and IPv4's
+/// identification. Those of `b` have `headers_len` bytes.
+pub(super) fn is_same_flow(a: &[u8], b: &[u8], headers_len: usize) -> bool {
+    if self::headers_len(a) != Some(headers_len) {
         return false;
     }
     let Some(ip_at) = ip_at(b) else { return false };
-    let ports_end = head_len - UDP_LEN + 4;
-    let same = |from: usize, to: usize| a[from..to] == b[from..to];
-    match head_len - ip_at {
+    let ports_end = headers_len - UDP_LEN + 4;
+    let is_equal = |from: usize, to: usize| a[from..to] == b[from..to];
+    match headers_len - ip_at {
         // Up to the length; fragments, hops, protocol; the addresses and the ports.
-        24..=28 => same(0, ip_at + 2) && same(ip_at + 6, ip_at + 10) && same(ip_at + 12, ports_end),
-        _ => same(0, ip_at + 4) && same(ip_at + 6, ports_end),
+        24..=28 => {
+            is_equal(0, ip_at + 2)
+                && is_equal(ip_at + 6, ip_at + 10)
+                && is_equal(ip_at + 12, ports_end)
+        }
+        _ => is_equal(0, ip_at + 4) && is_equal(ip_at + 6, ports_end),
     }
 }
 
-/// Writes what stands before the payloads of datagrams of the flow of `frame`, the first of them,
-/// whose headers have `head_len` bytes. Together they have `payload` bytes, each as many as the
-/// first, but for the last. Returns what was written.
-pub(super) fn write_head<'a>(
-    out: &'a mut [u8; HEAD_MAX],
+/// Writes the `virtio_net_hdr` and the headers of a GSO frame to `out`, and returns them. `frame`
+/// is its first datagram, with headers of `headers_len` bytes. The payloads of all datagrams have
+/// `payload` bytes together; all are as long as the first, the last may be shorter.
+pub(super) fn write_gso_headers<'a>(
+    out: &'a mut [u8; GSO_HEADERS_MAX],
     frame: &[u8],
-    head_len: usize,
+    headers_len: usize,
     payload: usize,
 ) -> &'a [u8] {
-    let (udp_at, cut) = (head_len - UDP_LEN, frame.len() - head_len);
+    let (udp_at, gso_size) = (headers_len - UDP_LEN, frame.len() - headers_len);
     let (vnet, head) = out.split_at_mut(VNET_LEN);
     (vnet[0], vnet[1]) = (NEEDS_CSUM, GSO_UDP_L4);
-    for (at, value) in [(2, head_len), (4, cut), (6, udp_at), (8, UDP_SUM_AT)] {
+    for (at, value) in [(2, headers_len), (4, gso_size), (6, udp_at), (8, UDP_SUM_AT)] {
         vnet[at..at + 2].copy_from_slice(&(value as u16).to_ne_bytes());
     }
-    head[..head_len].copy_from_slice(&frame[..head_len]);
+    head[..headers_len].copy_from_slice(&frame[..headers_len]);
     let ip_at = ip_at(frame).unwrap_or(ETH_HDR_LEN);
     let udp_len = ((UDP_LEN + payload) as u16).to_be_bytes();
     let addresses_at = if udp_at - ip_at == IPV4_LEN {
@@ -104,12 +108,12 @@ pub(super) fn write_head<'a>(
         head[ip_at + 4..ip_at + 6].copy_from_slice(&udp_len);
         ip_at + 8
     };
-    // The sum over addresses, protocol and length: the device adds the rest.
+    // The sum over the pseudo-header. The device adds the rest.
     let pseudo = [0, UDP_PROTOCOL, udp_len[0], udp_len[1]];
     let sum = folded(sum_of_words(&head[addresses_at..udp_at]) + sum_of_words(&pseudo));
     head[udp_at + 4..udp_at + 6].copy_from_slice(&udp_len);
-    head[udp_at + UDP_SUM_AT..head_len].copy_from_slice(&sum.to_ne_bytes());
-    &out[..VNET_LEN + head_len]
+    head[udp_at + UDP_SUM_AT..headers_len].copy_from_slice(&sum.to_ne_bytes());
+    &out[..VNET_LEN + headers_len]
 }
 
 #[cfg(test)]
@@ -141,24 +145,24 @@ mod tests {
     }
 
     proptest! {
-        /// Goal: what is written before a train is the headers of one datagram that has all of it,
-        /// of which the device completes the sum.
+        /// Goal: the headers of a GSO frame are those of one datagram with all payloads, whose
+        /// checksum the device completes.
         #[test]
-        fn the_headers_are_those_of_the_whole(
+        fn gso_headers_are_those_of_one_long_datagram(
             is_v6: bool,
             has_tag: bool,
             lens in prop::collection::vec(1..1400_usize, 1..40),
         ) {
-            let cut = lens[0];
-            let payload: usize = lens.iter().map(|&len| len.min(cut)).sum();
-            let (frame, len) = datagram(is_v6, has_tag, &vec![7; cut]);
-            prop_assert_eq!(head_len(&frame), Some(len));
-            let mut out = [0xff; HEAD_MAX];
-            let head = write_head(&mut out, &frame, len, payload);
+            let gso_size = lens[0];
+            let payload: usize = lens.iter().map(|&len| len.min(gso_size)).sum();
+            let (frame, len) = datagram(is_v6, has_tag, &vec![7; gso_size]);
+            prop_assert_eq!(headers_len(&frame), Some(len));
+            let mut out = [0xff; GSO_HEADERS_MAX];
+            let head = write_gso_headers(&mut out, &frame, len, payload);
             let (vnet, head) = head.split_at(VNET_LEN);
             let word = |at: usize| usize::from(u16::from_ne_bytes([vnet[at], vnet[at + 1]]));
             prop_assert_eq!(&vnet[..2], &[1, 5]);
-            prop_assert_eq!([2, 4, 6, 8].map(word), [len, cut, len - 8, 6]);
+            prop_assert_eq!([2, 4, 6, 8].map(word), [len, gso_size, len - 8, 6]);
             let mut whole = [head, &vec![9; payload]].concat();
             let sum = !folded(sum_of_words(&whole[len - 8..]));
             whole[len - 2..len].copy_from_slice(&sum.to_ne_bytes());
@@ -179,9 +183,10 @@ mod tests {
             prop_assert_eq!(udp.checksum(), right.unwrap());
         }
 
-        /// Goal: a flow is told by every byte of the headers but lengths, sums and identification.
+        /// Goal: two frames are of one flow only if every byte of the headers is equal, except for
+        /// lengths, checksums and identification.
         #[test]
-        fn a_flow_is_told_by_its_headers(
+        fn a_flow_is_recognized_by_its_headers(
             is_v6: bool,
             has_tag: bool,
             at in 0..66_usize,
@@ -204,14 +209,14 @@ mod tests {
         }
 
         #[test]
-        fn no_frame_breaks_the_reader(
+        fn no_frame_makes_the_parser_panic(
             mut frame in prop::collection::vec(any::<u8>(), 0..90),
             has_ip: bool,
         ) {
             if has_ip && frame.len() > 15 {
                 (frame[12], frame[13], frame[14]) = (8, 0, 0x45);
             }
-            if let Some(len) = head_len(&frame) {
+            if let Some(len) = headers_len(&frame) {
                 prop_assert!(len < frame.len() && is_same_flow(&frame, &frame, len));
             }
         }

@@ -28,13 +28,13 @@ pub(super) struct HostText<'a> {
     pub(super) bits: Option<&'a str>,
 }
 
-/// Splits `place` into host and UDP port, at the colon outside of brackets.
-pub(super) fn split_place(place: &str) -> (HostText<'_>, Option<&str>) {
-    let closing = place.find(']').filter(|_| place.starts_with('['));
-    let colon = place[closing.unwrap_or(0)..].find(':').map(|at| at + closing.unwrap_or(0));
+/// Splits `host_port` into host and UDP port, at the colon outside of brackets.
+pub(super) fn split_host_port(host_port: &str) -> (HostText<'_>, Option<&str>) {
+    let closing = host_port.find(']').filter(|_| host_port.starts_with('['));
+    let colon = host_port[closing.unwrap_or(0)..].find(':').map(|at| at + closing.unwrap_or(0));
     let (whole, port) = match colon {
-        Some(at) => (&place[..at], Some(&place[at + 1..])),
-        None => (place, None),
+        Some(at) => (&host_port[..at], Some(&host_port[at + 1..])),
+        None => (host_port, None),
     };
     (HostText::of(whole), port)
 }
@@ -53,16 +53,16 @@ impl<'a> HostText<'a> {
 }
 
 /// Host and UDP port of a `udp:` port, and the offset in `spec` where they end.
-fn place_in(spec: &str) -> Option<(HostText<'_>, Option<&str>, usize)> {
+fn host_port_in(spec: &str) -> Option<(HostText<'_>, Option<&str>, usize)> {
     let device = device_of(spec)?;
-    let place = device.strip_prefix("udp:")?.split(',').next()?;
-    let end = spec.len() - device.len() + "udp:".len() + place.len();
-    let (host, port) = split_place(place);
+    let host_port = device.strip_prefix("udp:")?.split(',').next()?;
+    let end = spec.len() - device.len() + "udp:".len() + host_port.len();
+    let (host, port) = split_host_port(host_port);
     Some((host, port, end))
 }
 
 /// The same of an `ip(...)` port; the offset is the end of its options.
-fn ip_place_in(spec: &str) -> Option<(HostText<'_>, Option<&str>, usize)> {
+fn ip_host_port_in(spec: &str) -> Option<(HostText<'_>, Option<&str>, usize)> {
     let at = skip_wrappers(spec, &["fault(", "pcap("])?;
     let from = spec[at..].starts_with("ip(").then_some(at + "ip(".len())?;
     let list = spec[from..].split_once("):")?.0;
@@ -74,17 +74,17 @@ fn ip_place_in(spec: &str) -> Option<(HostText<'_>, Option<&str>, usize)> {
 /// IP address of the `udp:` or `ip(...)` port that `spec` names, and its UDP port if specified.
 /// `None`: another kind of port, or an interface without an address. Queries the kernel if an
 /// interface is named.
-pub fn udp_place(spec: &str) -> Option<(IpAddr, Option<u16>)> {
-    let (host, port, _) = ip_place_in(spec).or_else(|| place_in(spec))?;
+pub fn udp_host_port(spec: &str) -> Option<(IpAddr, Option<u16>)> {
+    let (host, port, _) = ip_host_port_in(spec).or_else(|| host_port_in(spec))?;
     let port = port.map(str::parse).transpose().ok()?;
     Some((udp::address_of(host.host, host.is_v6())?, port))
 }
 
 /// `spec` with a UDP port added; `None` if it is no such port or has one.
 pub fn with_udp_port(spec: &str, port: u16) -> Option<String> {
-    let (found, option) = match ip_place_in(spec) {
+    let (found, option) = match ip_host_port_in(spec) {
         Some(found) => (found, ",port="),
-        None => (place_in(spec)?, ":"),
+        None => (host_port_in(spec)?, ":"),
     };
     let (_, None, end) = found else { return None };
     Some(format!("{}{option}{port}{}", &spec[..end], &spec[end..]))
@@ -111,7 +111,7 @@ mod tests {
     fn the_place_of_a_udp_port_is_found_behind_wrappers() {
         let here = IpAddr::from([127, 0, 0, 1]);
         let v6: IpAddr = "2001:db8::a01:107".parse().unwrap();
-        for (spec, place, with) in [
+        for (spec, host_port, with) in [
             ("udp:127.0.0.1", Some((here, None)), Some("udp:127.0.0.1:7")),
             ("udp:127.0.0.1:52001,mtu=900", Some((here, Some(52001))), None),
             ("udp:127.0.0.1,near=no", Some((here, None)), Some("udp:127.0.0.1:7,near=no")),
@@ -151,7 +151,7 @@ mod tests {
             ("udp", None, None),
             ("", None, None),
         ] {
-            assert_eq!(udp_place(spec), place, "{spec}");
+            assert_eq!(udp_host_port(spec), host_port, "{spec}");
             assert_eq!(with_udp_port(spec, 7).as_deref(), with, "{spec}");
         }
     }
