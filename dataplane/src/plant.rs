@@ -13,13 +13,13 @@ pub enum Bug {
     /// A packet already in the window is delivered again.
     DuplicateDelivered,
     /// A rendezvous send completes when its RNDV is acknowledged, before the data is transferred.
-    RendezvousDoneOnAck,
+    RendezvousCompletedOnAck,
     /// A packet held for order is never freed.
     HeldPacketLeaked,
     /// Operations that only wait for a response are forgotten when a session ends.
-    WaitingForgotten,
+    PendingResponsesDropped,
     /// A send completes on a SACK bit although an earlier packet may be lost for good.
-    DoneOnSack,
+    CompletionOnSack,
     /// The word of a SACK bit is found by dividing by 8 instead of 64.
     SackWordInBytes,
     /// The receive bitmap is not cleared past its first word when the window moves.
@@ -45,108 +45,108 @@ pub enum Bug {
     /// The completion-queue entry that a failed operation had reserved is not released.
     CqReservationLeaked,
     /// A segment of a message is placed at its offset without a range check.
-    PieceOffsetUnchecked,
+    SegmentOffsetUnchecked,
     /// The timer of a lost packet is not armed again after its first firing.
     RetransmitOnce,
     /// A late poll declares a peer dead before a keepalive could be answered.
-    DeadUnasked,
+    DeadWithoutKeepalive,
     /// A message for an endpoint is matched before an earlier one that has not arrived in full.
-    OrderGateOpen,
+    OrderingNotEnforced,
     /// Remote CQ data is left out of the second and later messages of a shared frame.
-    PackedDataDropped,
+    PackedCqDataDropped,
     /// A cancelled receive stays in the matching list.
-    CancelKeepsMatch,
+    CancelledReceiveMatches,
     /// Of a region's key only the table index is compared.
-    KeyHalfChecked,
+    KeyPartlyChecked,
     /// Operands and compare values are laid out again at every attempt to send them.
-    OperandsLaidOutTwice,
+    OperandsEncodedTwice,
     /// Later packets of an atomic operation have the session's new frame length instead of the
     /// length that its operands are laid out for.
-    OperandsOfAnotherLength,
+    OperandsAtNewFrameLength,
     /// The state of a collective is used for a call with another root or length.
-    OtherCallTaken,
+    CollectiveArgumentsUnchecked,
     /// Processes behind one MAC are treated as one station.
     OneStationPerMac,
     /// The room of an abandoned read is not offered to waiting reads.
-    ReadRoomKept,
+    ReadRoomLeaked,
     /// The packets after an abandoned packet of a write are executed.
-    GivenUpWriteGoesOn,
+    AbandonedWriteContinues,
     /// The packets after a withdrawn packet of a fetching atomic are executed.
-    GivenUpFetchGoesOn,
+    WithdrawnFetchContinues,
     /// The cookie of an OPEN is not verified.
     CookieUnchecked,
     /// Every OPEN creates a session, however many are half open.
     HalfOpenUnbounded,
     /// An OPEN of another incarnation replaces the known one without proof.
-    LifeDisplaced,
+    IncarnationReplacedUnproven,
     /// Operations queued for a session that the peer never confirmed end with it.
-    QueuedEndedByOpen,
+    QueuedOpsFailedByOpen,
     /// A response is repeated by a timer.
-    AnswerRepeated,
+    ResponseRetransmitted,
     /// Frames have the length that both ends announce, whatever length passed.
-    PathForgotten,
+    PathMtuIgnored,
     /// A session ends by silence alone, although retransmissions make no progress.
-    ProgressUnbounded,
+    StallUndetected,
     /// The cached route to an address survives its removal from the vector.
-    RouteKept,
+    StaleRoute,
     /// The cached source address of a peer survives its removal from the vector.
-    SourceKept,
+    StaleSource,
     /// The cached grant of requests survives the closing of the region.
-    GrantKept,
+    StaleGrant,
     /// Messages may still be sent at once although others are queued.
-    TxQuotaKept,
+    StaleTxQuota,
     /// The next packet is still taken for one that may be accepted in order.
-    InOrderKept,
+    StaleInOrder,
     /// A session that has ended is still taken for an open one.
-    FastPathKept,
+    StaleFastPath,
     /// Receives may still be posted without a look-up although an unexpected message waits.
-    RxReservedKept,
+    StaleRxReservation,
     /// Reserved room for operations is not released.
-    OpsReservedLeaked,
+    OpsReservationLeaked,
     /// A frame of a near session is accepted from any port.
-    CopyIsNear,
+    NearFromAnyPort,
     /// A session inherits the path of the previous one.
-    PathKept,
+    StalePath,
     /// A packet to a far peer leaves without a retransmission record, as to a near one.
-    FarUnkept,
+    FarWithoutRecord,
     /// Packets of peers that need a look-up take the fast paths that skip it.
-    StrangerUnasked,
+    FastPathWithoutLookup,
     /// An OPEN need not name the incarnation, although this node requires it.
-    NamelessTaken,
+    OpenWithoutIncarnation,
     /// Every sealed frame has the same counter.
-    CounterKept,
+    NonceReused,
     /// A node with a key also accepts frames that are not sealed.
-    ClearTaken,
+    UnsealedAccepted,
     /// A handshake in progress continues under the old key when the first key changes.
-    OfferKept,
+    StaleHandshakeKey,
     /// A renewed certificate is not used: the cached one is kept too long.
-    CertificateKept,
+    StaleCertificate,
     /// An old key is dropped although the peer may not have received a frame under the new one.
-    RenewedUnheard,
+    OldKeyDroppedEarly,
     /// An OPEN is assigned to the first tenant, whatever key it came under.
-    TenantOfFirst,
+    WrongTenant,
     /// A receive for one tenant matches messages of all tenants.
-    TenantUnasked,
+    TenantNotMatched,
     /// The sessions of a tenant survive the removal of its key.
-    TenantSessionsKept,
+    RemovedTenantSessionsKept,
     /// An OPEN that the peer may have seen is repeated on another path.
-    OpenTurned,
+    OpenRepeatedOnOtherPath,
     /// A station with the same MAC is taken for near.
-    MacIsNear,
+    NearByMacAlone,
     /// A near peer that has left is still waited for.
-    AbsenceUnheard,
+    DepartureIgnored,
     /// A send with match completion completes when the message has arrived.
-    MatchUnheard,
+    MatchCompleteOnArrival,
 }
 
 /// All bugs in order of declaration.
 pub const ALL: [Bug; 64] = [
     Bug::OldDuplicateDelivered,
     Bug::DuplicateDelivered,
-    Bug::RendezvousDoneOnAck,
+    Bug::RendezvousCompletedOnAck,
     Bug::HeldPacketLeaked,
-    Bug::WaitingForgotten,
-    Bug::DoneOnSack,
+    Bug::PendingResponsesDropped,
+    Bug::CompletionOnSack,
     Bug::SackWordInBytes,
     Bug::BitmapNotCleared,
     Bug::NoIncarnationCheck,
@@ -159,52 +159,52 @@ pub const ALL: [Bug; 64] = [
     Bug::TruncationIsSuccess,
     Bug::ResetWithoutEcho,
     Bug::CqReservationLeaked,
-    Bug::PieceOffsetUnchecked,
+    Bug::SegmentOffsetUnchecked,
     Bug::RetransmitOnce,
-    Bug::DeadUnasked,
-    Bug::OrderGateOpen,
-    Bug::PackedDataDropped,
-    Bug::CancelKeepsMatch,
-    Bug::KeyHalfChecked,
-    Bug::OperandsLaidOutTwice,
-    Bug::OperandsOfAnotherLength,
-    Bug::OtherCallTaken,
+    Bug::DeadWithoutKeepalive,
+    Bug::OrderingNotEnforced,
+    Bug::PackedCqDataDropped,
+    Bug::CancelledReceiveMatches,
+    Bug::KeyPartlyChecked,
+    Bug::OperandsEncodedTwice,
+    Bug::OperandsAtNewFrameLength,
+    Bug::CollectiveArgumentsUnchecked,
     Bug::OneStationPerMac,
-    Bug::ReadRoomKept,
-    Bug::GivenUpWriteGoesOn,
-    Bug::GivenUpFetchGoesOn,
+    Bug::ReadRoomLeaked,
+    Bug::AbandonedWriteContinues,
+    Bug::WithdrawnFetchContinues,
     Bug::CookieUnchecked,
     Bug::HalfOpenUnbounded,
-    Bug::LifeDisplaced,
-    Bug::QueuedEndedByOpen,
-    Bug::AnswerRepeated,
-    Bug::PathForgotten,
-    Bug::ProgressUnbounded,
-    Bug::RouteKept,
-    Bug::SourceKept,
-    Bug::GrantKept,
-    Bug::TxQuotaKept,
-    Bug::InOrderKept,
-    Bug::FastPathKept,
-    Bug::RxReservedKept,
-    Bug::OpsReservedLeaked,
-    Bug::CopyIsNear,
-    Bug::PathKept,
-    Bug::FarUnkept,
-    Bug::StrangerUnasked,
-    Bug::NamelessTaken,
-    Bug::CounterKept,
-    Bug::ClearTaken,
-    Bug::OfferKept,
-    Bug::CertificateKept,
-    Bug::RenewedUnheard,
-    Bug::TenantOfFirst,
-    Bug::TenantUnasked,
-    Bug::TenantSessionsKept,
-    Bug::OpenTurned,
-    Bug::MacIsNear,
-    Bug::AbsenceUnheard,
-    Bug::MatchUnheard,
+    Bug::IncarnationReplacedUnproven,
+    Bug::QueuedOpsFailedByOpen,
+    Bug::ResponseRetransmitted,
+    Bug::PathMtuIgnored,
+    Bug::StallUndetected,
+    Bug::StaleRoute,
+    Bug::StaleSource,
+    Bug::StaleGrant,
+    Bug::StaleTxQuota,
+    Bug::StaleInOrder,
+    Bug::StaleFastPath,
+    Bug::StaleRxReservation,
+    Bug::OpsReservationLeaked,
+    Bug::NearFromAnyPort,
+    Bug::StalePath,
+    Bug::FarWithoutRecord,
+    Bug::FastPathWithoutLookup,
+    Bug::OpenWithoutIncarnation,
+    Bug::NonceReused,
+    Bug::UnsealedAccepted,
+    Bug::StaleHandshakeKey,
+    Bug::StaleCertificate,
+    Bug::OldKeyDroppedEarly,
+    Bug::WrongTenant,
+    Bug::TenantNotMatched,
+    Bug::RemovedTenantSessionsKept,
+    Bug::OpenRepeatedOnOtherPath,
+    Bug::NearByMacAlone,
+    Bug::DepartureIgnored,
+    Bug::MatchCompleteOnArrival,
 ];
 
 /// Whether `bug` is switched on for this thread.

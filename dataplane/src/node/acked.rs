@@ -221,7 +221,7 @@ impl Node {
         let again = peer.snd.detect(&mut self.sent, now, newest, &peer.rtt);
         peer.reorder_at = again.unwrap_or(Instant(0));
         peer.note_window();
-        if planted(Bug::DoneOnSack) {
+        if planted(Bug::CompletionOnSack) {
             self.complete_sacked(p);
         }
         // Lost packets are retransmitted, and acknowledged ones make room in the window.
@@ -241,7 +241,7 @@ impl Node {
         peer.note_window();
     }
 
-    /// [`Bug::DoneOnSack`]: completes packets on a SACK, which the peer may still drop.
+    /// [`Bug::CompletionOnSack`]: completes packets on a SACK, which the peer may still drop.
     #[cold]
     fn complete_sacked(&mut self, p: PeerIdx) {
         let (mut done, snd) = (Vec::new(), &self.peers[p].snd);

@@ -108,7 +108,7 @@ impl Peer {
     /// Recomputes the flags after a packet was taken on the slow path.
     #[inline]
     pub(crate) fn note_order(&mut self) {
-        self.in_order = self.is_in_order() || self.in_order && planted(Bug::InOrderKept);
+        self.in_order = self.is_in_order() || self.in_order && planted(Bug::StaleInOrder);
         (self.rx_quota, self.steady) = (0, false);
     }
 

@@ -110,7 +110,7 @@ impl Sessions<'_> {
         if !seals.takes(&ring) {
             return Err(Error::Invalid("the certificates do not fit a frame of the port"));
         }
-        if !planted(Bug::CertificateKept) {
+        if !planted(Bug::StaleCertificate) {
             seals.ring = ring;
         }
         seals.cert_budget = CertBudget::default();

@@ -316,7 +316,7 @@ impl Ep {
         let n = u32::from(std::mem::take(&mut self.ops_reserved));
         if n > 0 {
             self.tx_used -= n;
-            if !planted(Bug::OpsReservedLeaked) {
+            if !planted(Bug::OpsReservationLeaked) {
                 cqs[self.tx_cq].cq.unreserve_many(n);
             }
         }

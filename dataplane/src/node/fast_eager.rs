@@ -750,7 +750,7 @@ impl Peer {
     /// The credit that a message of `len` bytes costs, if the session admits it now.
     #[inline(always)]
     fn admit_eager<S: EagerSend>(&mut self, now: Instant, len: usize) -> Option<u32> {
-        if self.path.is_lossless() == S::LOSSY && (S::LOSSY || !planted(Bug::FarUnkept)) {
+        if self.path.is_lossless() == S::LOSSY && (S::LOSSY || !planted(Bug::FarWithoutRecord)) {
             return cold(None);
         }
         // Left to the slow path: the send that uses up the quota refreshes it and requests an
@@ -834,7 +834,8 @@ impl Ep {
         }
         // Messages that a path may lose do not use the cached entries, which need no further check
         // then.
-        let lossless = peer.is_some_and(|peer| peer.path.is_lossless() || planted(Bug::FarUnkept));
+        let lossless =
+            peer.is_some_and(|peer| peer.path.is_lossless() || planted(Bug::FarWithoutRecord));
         let fast = self.fast_send.map(|fast| fast && lossless);
         let fast_dest = fast.map(|fast| if fast { dest } else { FI_ADDR_UNSPEC });
         let fast_peer = fast.map(|fast| if fast { p } else { PeerIdx::NONE });

@@ -131,7 +131,7 @@ impl TargetCache {
     /// Drops all grants: a region or an endpoint was closed or changed.
     #[cold]
     pub(super) fn revoke_grants(&mut self) {
-        if planted(Bug::GrantKept) {
+        if planted(Bug::StaleGrant) {
             return;
         }
         *self.grants = [const { AccessGrant::NOTHING }; GRANTS];

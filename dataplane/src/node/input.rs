@@ -137,7 +137,7 @@ impl Node {
             self.counters.rx_clear += 1;
             return;
         }
-        if path.is_near() && !frame.is_near() && !planted(Bug::CopyIsNear) {
+        if path.is_near() && !frame.is_near() && !planted(Bug::NearFromAnyPort) {
             self.counters.rx_not_near += 1;
             return;
         }
@@ -428,7 +428,7 @@ impl Node {
                     self.objects().abort_reassembly(p);
                 }
                 if let Some(seq) = op.drops
-                    && !planted(Bug::GivenUpWriteGoesOn)
+                    && !planted(Bug::AbandonedWriteContinues)
                 {
                     self.peers[p].bad_seq = seq.into();
                 }
@@ -621,7 +621,7 @@ impl Objects<'_> {
         let mut taken = self.take_records(p, frame, &mut records);
         for record in records.clone() {
             let Ok((mut msg, off, len)) = record else { return Verdict::Accept };
-            if taken > 0 && planted(Bug::PackedDataDropped) {
+            if taken > 0 && planted(Bug::PackedCqDataDropped) {
                 msg.imm = None;
             }
             match self.on_msg(p, frame, &msg, (off, len)) {
@@ -671,6 +671,6 @@ impl Control<'_> {
 /// pull or request that they belong to. A PULL that does not continue the last one waits until it
 /// is in order.
 fn takes_early(ty: Ty) -> bool {
-    let gate_open = planted(Bug::OrderGateOpen) && matches!(ty, Ty::Msg | Ty::Rndv);
+    let gate_open = planted(Bug::OrderingNotEnforced) && matches!(ty, Ty::Msg | Ty::Rndv);
     matches!(ty, Ty::Data | Ty::Pull | Ty::End) || gate_open
 }

@@ -134,7 +134,7 @@ impl Sessions<'_> {
             let peer = &self.peers[p];
             let is_offered =
                 peer.state == State::Opening && offered.contains(&(peer.addr, peer.tenant));
-            if is_offered && !planted(Bug::OfferKept) {
+            if is_offered && !planted(Bug::StaleHandshakeKey) {
                 self.restart_open(now, p);
             } else {
                 self.openings.forget_refusal(p);
@@ -157,7 +157,7 @@ impl Sessions<'_> {
         if waits || theirs.iter().any(|&p| self.peers[p].av_refs > 0) {
             return Err(Error::Busy);
         }
-        for p in theirs.into_iter().filter(|_| !planted(Bug::TenantSessionsKept)) {
+        for p in theirs.into_iter().filter(|_| !planted(Bug::RemovedTenantSessionsKept)) {
             self.end_session(now, p, EndReason::Dropped);
         }
         if let Some(seals) = &mut self.openings.seals {
@@ -195,7 +195,7 @@ impl Control<'_> {
                 *age = Age { since: now, key, first: Some(peer.snd.nxt) };
             }
             age.first = age.first.filter(|first| (peer.snd.una.0.wrapping_sub(first.0) as i32) < 1);
-            let known = age.first.is_none() || planted(Bug::RenewedUnheard);
+            let known = age.first.is_none() || planted(Bug::OldKeyDroppedEarly);
             if known && now.since(age.since) >= every {
                 session.keys.renew();
                 let key = session.keys.generation();

@@ -254,7 +254,7 @@ impl Mrs {
     /// The region with this key.
     #[inline]
     fn of_key(&self, key: u64) -> Option<MrIdx> {
-        let same = |mr: &Mr| mr.key == key || planted(Bug::KeyHalfChecked);
+        let same = |mr: &Mr| mr.key == key || planted(Bug::KeyPartlyChecked);
         if self.table.get(self.last).is_some_and(|mr| mr.key == key) {
             return Some(self.last);
         }

@@ -40,13 +40,13 @@ impl Sessions<'_> {
             return true;
         }
         let peer = &self.peers[p];
-        let same = planted(Bug::MacIsNear) && peer.station().mac == self.port.station.mac;
+        let same = planted(Bug::NearByMacAlone) && peer.station().mac == self.port.station.mac;
         let near = out.is_near(peer.station()) || same;
         if near == peer.path.is_near() {
             return true;
         }
         cold(());
-        let is_unseen = !self.openings.has_opened(p) || planted(Bug::OpenTurned);
+        let is_unseen = !self.openings.has_opened(p) || planted(Bug::OpenRepeatedOnOtherPath);
         if peer.state == State::Opening && is_unseen {
             self.control().set_path(p, near);
             return true;
@@ -61,7 +61,7 @@ impl Control<'_> {
     pub(super) fn set_path(&mut self, p: PeerIdx, near: bool) {
         let path = self.port.path(near);
         let peer = &mut self.peers[p];
-        if !(planted(Bug::PathKept) && peer.path != Path::empty()) {
+        if !(planted(Bug::StalePath) && peer.path != Path::empty()) {
             peer.path = path;
         }
         // A cached route holds the entry by which a message to the peer leaves.

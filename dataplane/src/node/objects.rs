@@ -272,10 +272,10 @@ impl Objects<'_> {
     pub fn av_remove(&mut self, av: AvId, addr: FiAddr) -> Result<()> {
         let table = self.avs.by_handle_mut(av.0).ok_or(Error::BadFd)?;
         let entry = table.av.remove(addr).ok_or(Error::Invalid("address not in the AV"))?;
-        if !planted(Bug::SourceKept) {
+        if !planted(Bug::StaleSource) {
             self.peers[entry.peer].source = SourceName::UNKNOWN;
         }
-        if !planted(Bug::RouteKept) {
+        if !planted(Bug::StaleRoute) {
             self.eps.forget_routes();
         }
         // A receive that names the peer holds its record, which must not be reused meanwhile.
@@ -385,7 +385,7 @@ impl Control<'_> {
         let known = std::mem::replace(&mut peer.inc, inc);
         // An incarnation named from now on is not the one that the last OPEN claimed.
         peer.is_life_claimed &= inc != 0;
-        if known != inc && !planted(Bug::SourceKept) {
+        if known != inc && !planted(Bug::StaleSource) {
             peer.source = SourceName::UNKNOWN;
         }
         // While no incarnation is known no cached route names one.

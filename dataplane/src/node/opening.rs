@@ -305,7 +305,7 @@ impl Openings {
         let path = self.path(peer.slot());
         // The least length that may be announced is assumed to pass, whatever an OPEN says.
         let passed = path.passed.max(path.least).min(path.most).max(LENGTHS[1]);
-        let forgets = planted(Bug::PathForgotten);
+        let forgets = planted(Bug::PathMtuIgnored);
         peer.frame_max = if forgets { path.most.into() } else { passed.into() };
         let most = path.most;
         peer.frame_most = most;
@@ -388,7 +388,7 @@ impl Control<'_> {
             Some(State::Opening) => !op.is_answer() && certified,
             Some(State::Open) => false,
         };
-        let displaces = peer.is_some_and(other_life) && !planted(Bug::LifeDisplaced);
+        let displaces = peer.is_some_and(other_life) && !planted(Bug::IncarnationReplacedUnproven);
         if proven || !makes || !(displaces || certified || self.half_open_is_full(now)) {
             return true;
         }
@@ -568,6 +568,6 @@ impl Peer {
     /// Whether our OPEN is repeated until answered. A node that answered leaves repetition to the
     /// opener.
     pub(super) fn repeats_open(&self) -> bool {
-        self.opens || planted(Bug::AnswerRepeated)
+        self.opens || planted(Bug::ResponseRetransmitted)
     }
 }

@@ -167,7 +167,7 @@ impl Node {
         match self.peers[p].state {
             State::Idle => return,
             State::Opening | State::Answered => return self.sessions().serve_open(p, out),
-            State::Open if planted(Bug::TxQuotaKept) => {}
+            State::Open if planted(Bug::StaleTxQuota) => {}
             State::Open => self.peers[p].tx_quota = 0,
         }
         // A NACK may get lost, and a packet that was selectively acknowledged is not retransmitted,
@@ -650,7 +650,7 @@ impl Sending<'_> {
         let wr = &mut self.tx[w];
         wr.flags.remove(WrFlags::IN_SEND_Q);
         wr.flags |= WrFlags::ANNOUNCED;
-        if planted(Bug::RendezvousDoneOnAck) {
+        if planted(Bug::RendezvousCompletedOnAck) {
             self.tx[w].flags |= WrFlags::ALL_SENT;
         }
         Step::Sent

@@ -390,7 +390,7 @@ impl Objects<'_> {
         loop {
             let before = records.clone();
             let Some(Ok((mut msg, off, len))) = records.next() else { break };
-            if taken > 0 && planted(Bug::PackedDataDropped) {
+            if taken > 0 && planted(Bug::PackedCqDataDropped) {
                 msg.imm = None;
             }
             if !self.take_record(p, frame, &msg, (off, len)) {
@@ -414,7 +414,7 @@ impl Objects<'_> {
         (off, len): (usize, usize),
     ) -> bool {
         let e = self.eps.slot(msg.dst_ep);
-        if self.settings.inserted && !planted(Bug::StrangerUnasked) {
+        if self.settings.inserted && !planted(Bug::FastPathWithoutLookup) {
             return false;
         }
         let Some(ep) = self.eps.get_mut(e) else { return false };

@@ -144,7 +144,7 @@ impl Eps {
             let tenant =
                 Tenant::of_handle(req.src).filter(|&tenant| from.openings.lists_tenant(tenant));
             let tenant = tenant.ok_or(Error::Invalid("source is not the handle of a key"))?;
-            if planted(Bug::TenantUnasked) { Src::ANY } else { Src::any_of(tenant) }
+            if planted(Bug::TenantNotMatched) { Src::ANY } else { Src::any_of(tenant) }
         } else if !directed {
             Src::ANY
         } else if req.src == FI_ADDR_UNSPEC {
@@ -405,7 +405,7 @@ impl Operations<'_> {
             return false;
         }
         self.tx[w].flags |= WrFlags::IN_SEND_Q;
-        if !planted(Bug::TxQuotaKept) {
+        if !planted(Bug::StaleTxQuota) {
             peer.tx_quota = 0;
         }
         peer.send_q.push_back(self.tx, w);
@@ -430,7 +430,7 @@ impl Operations<'_> {
             if self.objects.eps[e].sharers.is_some() {
                 return self.objects.cancel_shared(e, kind, recv);
             }
-            if planted(Bug::CancelKeepsMatch) {
+            if planted(Bug::CancelledReceiveMatches) {
                 self.objects.complete_with_error(recv, Error::Canceled);
                 return Ok(());
             }
@@ -544,7 +544,7 @@ pub(super) fn wr_flags(req: &SendReq, selective: bool) -> WrFlags {
     flags.set(WrFlags::FENCE, f.contains(OpFlags::FENCE));
     flags.set(WrFlags::MORE, f.contains(OpFlags::MORE));
     flags.set(WrFlags::CQE, cqe);
-    let matched = f.contains(OpFlags::MATCH_COMPLETE) && !planted(Bug::MatchUnheard);
+    let matched = f.contains(OpFlags::MATCH_COMPLETE) && !planted(Bug::MatchCompleteOnArrival);
     flags.set(WrFlags::MATCH, matched);
     flags.set(WrFlags::DELIVERY, f.contains(OpFlags::DELIVERY_COMPLETE));
     // An injected message completes early if it requests no level beyond the reuse of its source.

@@ -210,7 +210,7 @@ impl Receiving<'_> {
             return Verdict::Refuse(NackReason::Malformed);
         };
         let fits = partial.off == op.offset && partial.len == op.msg_len;
-        if !fits && !planted(Bug::PieceOffsetUnchecked) {
+        if !fits && !planted(Bug::SegmentOffsetUnchecked) {
             return Verdict::Refuse(NackReason::Malformed);
         }
         // Inside the message, as `MsgMOp::parse` has checked.
@@ -640,7 +640,7 @@ impl Objects<'_> {
             discard: false,
         };
         let at = self.eps.matching_of(e);
-        if !planted(Bug::RxReservedKept) {
+        if !planted(Bug::StaleRxReservation) {
             self.eps[at].stop_reserving(head.kind());
         }
         let src = self.peers[head.peer].src(head.peer, head.src_ep);

@@ -150,7 +150,7 @@ impl Operations<'_> {
         // Any byte of the operation may still arrive.
         self.free_if_idle(idx);
         // The read requests no more bytes: other pulls may use its room in the window.
-        if !planted(Bug::ReadRoomKept) {
+        if !planted(Bug::ReadRoomLeaked) {
             self.pull_engine().serve_waiting_pulls();
         }
     }
@@ -377,7 +377,7 @@ impl Responder<'_> {
     /// Answers a withdrawn atomic, or a packet behind one: the initiator waits only for the answer.
     #[cold]
     fn do_withdrawn(&mut self, p: PeerIdx, op: &AtomicOp) -> Result<(), NackReason> {
-        if !op.range.last && !planted(Bug::GivenUpFetchGoesOn) {
+        if !op.range.last && !planted(Bug::WithdrawnFetchContinues) {
             self.objects.peers[p].bad_seq = Peer::WITHDRAWN | u32::from(op.range.seq);
         }
         if op.fetch || op.answer {

@@ -89,10 +89,10 @@ impl Rma {
     /// have room for them. The operands are laid out accordingly, so later packets have as many,
     /// even if the session's frames have become longer.
     fn atomic_segment(&mut self, wr: &TxWr, room: usize) -> u64 {
-        let again = planted(Bug::OperandsLaidOutTwice) && wr.sent == 0;
+        let again = planted(Bug::OperandsEncodedTwice) && wr.sent == 0;
         let RmaKind::Atomic(a) = &mut self.kind else { return 1 };
         let (elem, kept) = (usize::from(a.elem_len), u64::from(a.segment));
-        if kept != 0 && !again && !planted(Bug::OperandsOfAnotherLength) {
+        if kept != 0 && !again && !planted(Bug::OperandsAtNewFrameLength) {
             return kept;
         }
         let per_elem = elem.max(usize::from(a.sent_len));

@@ -577,7 +577,7 @@ impl Node {
             peer.state != State::Idle && !peer.path.is_near()
         });
         let through_memory = frame.is_near() && (!far || matches!(base.ty, Ty::Open | Ty::Rst));
-        if base.ty == Ty::Who || through_memory || planted(Bug::ClearTaken) {
+        if base.ty == Ty::Who || through_memory || planted(Bug::UnsealedAccepted) {
             return self.on_frame_slow(now, frame);
         }
         if base.ty == Ty::Mcast {
@@ -631,7 +631,7 @@ impl Control<'_> {
             }
             return false;
         };
-        seals.frame_tenant = match planted(Bug::TenantOfFirst) {
+        seals.frame_tenant = match planted(Bug::WrongTenant) {
             false => seals.ring.tenant_of(key),
             true => seals.ring.tenants().next().unwrap_or_default(),
         };

@@ -195,7 +195,7 @@ impl Sessions<'_> {
             return;
         }
         let answered = self.openings.take_keys(base.src, op);
-        if planted(Bug::QueuedEndedByOpen) {
+        if planted(Bug::QueuedOpsFailedByOpen) {
             self.end_session(now, p, EndReason::Restarted);
         }
         if self.peers[p].state != State::Idle {
@@ -346,7 +346,10 @@ impl Sessions<'_> {
             let w = self.peers[p].wrs.head;
             let wr = &self.tx[w];
             let begun = !wr.flags.contains(WrFlags::IN_SEND_Q) || wr.sent > 0;
-            if begun && wr.flags.contains(WrFlags::ANNOUNCED) && planted(Bug::WaitingForgotten) {
+            if begun
+                && wr.flags.contains(WrFlags::ANNOUNCED)
+                && planted(Bug::PendingResponsesDropped)
+            {
                 self.tx.unlink(self.peers, w);
                 continue;
             }
@@ -540,7 +543,7 @@ impl Control<'_> {
     /// Whether an OPEN names no incarnation although this node requires its own: the sender did not
     /// get the address from an application.
     fn lacks_incarnation(&mut self, op: &OpenOp) -> bool {
-        let by_name = self.settings.by_name || planted(Bug::NamelessTaken);
+        let by_name = self.settings.by_name || planted(Bug::OpenWithoutIncarnation);
         let unnamed = op.target_inc == 0 && !by_name;
         self.counters.rx_unnamed += u64::from(unnamed);
         unnamed
@@ -623,7 +626,7 @@ impl Control<'_> {
     /// an earlier session with the peer was lost.
     pub(super) fn takes_fast_path(&self, p: PeerIdx) -> bool {
         let path = self.peers[p].path;
-        let looks_up = self.settings.inserted && !planted(Bug::StrangerUnasked);
+        let looks_up = self.settings.inserted && !planted(Bug::FastPathWithoutLookup);
         let asks = looks_up || path.is_lossless() && path.has_crc();
         !asks && !self.observed.losses.has_report(p)
     }
@@ -735,7 +738,7 @@ impl Control<'_> {
         }
         peer.state = State::Idle;
         (peer.in_order, peer.steady) = (false, false);
-        peer.fast_path &= planted(Bug::FastPathKept);
+        peer.fast_path &= planted(Bug::StaleFastPath);
         (peer.tx_quota, peer.rx_quota) = (0, 0);
         (peer.sid, peer.remote_sid) = (0, 0);
         (peer.want_open, peer.ack_now, peer.opens) = (false, false, false);

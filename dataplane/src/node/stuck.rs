@@ -87,7 +87,7 @@ impl Node {
         // At most T_dead / 8: probes go out every tenth, so the peer answers as often.
         let progress = self.openings.progress.entry(p).or_default();
         let stuck = progress.update((now.0 >> UNIT_BITS) as u32, oldest, t_dead / 8);
-        if stuck < t_dead || planted(Bug::ProgressUnbounded) {
+        if stuck < t_dead || planted(Bug::StallUndetected) {
             return false;
         }
         self.counters.sessions_stuck += 1;

@@ -107,7 +107,7 @@ impl Node {
                 let t_dead_ns = self.settings.t_dead_ns;
                 let stalled =
                     !tells_presence && self.pulls.have_stalled(peer, &self.turn, t_dead_ns);
-                if presence == Presence::Absent && !planted(Bug::AbsenceUnheard) {
+                if presence == Presence::Absent && !planted(Bug::DepartureIgnored) {
                     return self.sessions().peer_died(now, p, EndReason::Died);
                 }
                 if !tells_presence && peer.owes() && self.turn.is_silent(&self.settings, peer) {

@@ -182,7 +182,7 @@ impl Turn {
     /// Whether a peer is dead by silence: no packet for T_dead, its probes had time to be answered,
     /// and the port holds no frame that could be the answer.
     pub(super) fn is_silent(&self, s: &NodeSettings, peer: &Peer) -> bool {
-        if planted(Bug::DeadUnasked) {
+        if planted(Bug::DeadWithoutKeepalive) {
             return self.is_overdue(s, peer);
         }
         self.was_probed(s, peer) && self.polled_at >= self.verdict_at(s, peer)

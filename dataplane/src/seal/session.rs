@@ -84,7 +84,7 @@ impl SessionKeys {
     /// If `bytes` is shorter than base and tag.
     pub fn seal(&mut self, bytes: &mut [u8]) {
         let counter = self.tx_next;
-        self.tx_next += u64::from(!planted(Bug::CounterKept));
+        self.tx_next += u64::from(!planted(Bug::NonceReused));
         let generation = counter >> self.key_frames_bits;
         if self.tx.generation != generation {
             self.tx = self.tx.next();

@@ -36,7 +36,7 @@ const STAGES: [(&str, u64, Part); 18] = [
 ];
 
 /// Goal: the stages find what they are for. Method: every bug of `plant` is switched on alone, and
-/// the stages run until one reports a violation. `SIM_BUG=GrantKept` switches on that one only.
+/// the stages run until one reports a violation. `SIM_BUG=StaleGrant` switches on that one only.
 #[test]
 fn planted_bugs() {
     let start = Instant::now();

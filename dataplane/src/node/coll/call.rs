@@ -230,7 +230,7 @@ impl Group {
             GroupState::Ended(err) => return Err(err),
         }
         let (kind, op, ty) = what.parts()?;
-        if self.checked.shape.kind == kind && planted(Bug::OtherCallTaken) {
+        if self.checked.shape.kind == kind && planted(Bug::CollectiveArgumentsUnchecked) {
             return Ok(());
         }
         let attr = query(kind, op, ty)?;
