@@ -690,7 +690,7 @@ impl App {
     fn source(
         &self,
         v: &View<'_>,
-        node: &Node,
+        node: &mut Node,
         cqe: &Cqe,
     ) -> std::result::Result<Option<Addr>, Violation> {
         let from = CqFlags::RECV | CqFlags::REMOTE_READ | CqFlags::REMOTE_WRITE;
