@@ -118,7 +118,7 @@ fn scribbled(conn: &Conn, data: &[u8]) -> Result<(), Broken> {
         if tx.push(conn, &frame, len, 0, &mut whole)? == Pushed::Sent {
             tx.publish();
         }
-        tx.warm(conn)?;
+        tx.prefetch_buffer(conn)?;
         for left in (1..=rx.pending()?).rev() {
             rx.prefetch_next();
             match rx.take(conn, FRAME_MAX) {
@@ -129,14 +129,14 @@ fn scribbled(conn: &Conn, data: &[u8]) -> Result<(), Broken> {
                     assert!(lent.copy_to(0, &mut copy[..len as usize]), "longer than it says");
                 }
                 RxItem::Bad => {}
-                RxItem::Pieces => {
-                    let joined = rx.join(conn, left, &mut whole);
+                RxItem::Chain => {
+                    let joined = rx.copy_chain(conn, left, &mut whole);
                     assert!(joined.is_none_or(|len| len <= FRAME_MAX));
                     break;
                 }
             }
         }
-        rx.give_back();
+        rx.release();
     }
     Ok(())
 }

@@ -49,7 +49,7 @@ const HANDSHAKES_MAX: usize = 8;
 
 /// Handle of the control thread.
 pub(super) struct Control {
-    orders: Arc<StopSignal>,
+    stop_signal: Arc<StopSignal>,
     thread: JoinHandle<()>,
     /// Disconnected when the thread has done everything.
     left: Receiver<()>,
@@ -58,7 +58,7 @@ pub(super) struct Control {
 /// Tells the thread to stop.
 struct StopSignal {
     is_stopping: AtomicBool,
-    bell: WakeEvent,
+    wake_event: WakeEvent,
 }
 
 impl StopSignal {
@@ -66,24 +66,24 @@ impl StopSignal {
         self.is_stopping.load(Acquire)
     }
 
-    /// Sleeps for `time`, unless there is something to do.
+    /// Sleeps for `time`, or until it is woken.
     fn pause(&self, time: Duration) {
-        sleep(&mut [readable(self.bell.fd())], time);
-        self.bell.clear();
+        sleep(&mut [readable(self.wake_event.fd())], time);
+        self.wake_event.clear();
     }
 }
 
-/// What became of a client's first attempt.
-enum First {
+/// Result of a client's first attempt to connect.
+enum FirstAttempt {
     Up,
     /// No server is there.
     Missing,
-    /// What the kernel or the server said.
+    /// The error of the kernel, or the refusal of the server.
     Failed(OpenError),
 }
 
-/// What a machine without room says.
-pub(super) fn unable(settings: &MemifSettings, error: &io::Error) -> OpenError {
+/// The error of a call that lacked memory, descriptors or another resource.
+pub(super) fn no_resources(settings: &MemifSettings, error: &io::Error) -> OpenError {
     let errno = error.raw_os_error().unwrap_or(libc::EIO);
     refused(settings, errno, error, "see: ulimit -n, ulimit -v, ulimit -f")
 }
@@ -92,9 +92,9 @@ fn refused(
     settings: &MemifSettings,
     errno: i32,
     why: impl Display,
-    mend: impl Into<String>,
+    hint: impl Into<String>,
 ) -> OpenError {
-    OpenError::device(format!("memif:{}", settings.socket), errno, why.to_string(), mend)
+    OpenError::device(format!("memif:{}", settings.socket), errno, why.to_string(), hint)
 }
 
 impl Control {
@@ -104,10 +104,10 @@ impl Control {
         layout: Layout,
         shared: &Arc<Shared>,
     ) -> Result<Self, OpenError> {
-        let unable = |e: &io::Error| unable(settings, e);
-        let bell = WakeEvent::new().map_err(|e| unable(&e))?;
-        let orders = Arc::new(StopSignal { is_stopping: AtomicBool::new(false), bell });
-        let (told, shared) = (Arc::clone(&orders), Arc::clone(shared));
+        let no_resources = |e: &io::Error| no_resources(settings, e);
+        let wake_event = WakeEvent::new().map_err(|e| no_resources(&e))?;
+        let stop_signal = Arc::new(StopSignal { is_stopping: AtomicBool::new(false), wake_event });
+        let (stop, shared) = (Arc::clone(&stop_signal), Arc::clone(shared));
         let rules = Rules::of(settings, layout);
         let named = std::thread::Builder::new().name("memif".into());
         let (leaves, left) = sync_channel(1);
@@ -116,7 +116,7 @@ impl Control {
             let server = Server {
                 listener,
                 rules,
-                orders: told,
+                stop_signal: stop,
                 shared,
                 pending_clients: vec![],
                 live: None,
@@ -125,58 +125,64 @@ impl Control {
                 server.run();
                 drop(leaves);
             };
-            let thread = without_signals(|| named.spawn(run)).map_err(|e| unable(&e))?;
-            return Ok(Self { orders, thread, left });
+            let thread = without_signals(|| named.spawn(run)).map_err(|e| no_resources(&e))?;
+            return Ok(Self { stop_signal, thread, left });
         }
-        let address = address(&settings.socket).map_err(|e| unable(&e))?;
-        let (tell, first) = sync_channel(1);
+        let address = address(&settings.socket).map_err(|e| no_resources(&e))?;
+        let (report, first) = sync_channel(1);
         let settings = settings.clone();
-        let client =
-            Client { settings: settings.clone(), address, rules, orders: told, shared, said: None };
+        let client = Client {
+            settings: settings.clone(),
+            address,
+            rules,
+            stop_signal: stop,
+            shared,
+            last_logged: None,
+        };
         let run = move || {
-            client.run(&tell);
+            client.run(&report);
             drop(leaves);
         };
-        let thread = without_signals(|| named.spawn(run)).map_err(|e| unable(&e))?;
-        let control = Self { orders, thread, left };
+        let thread = without_signals(|| named.spawn(run)).map_err(|e| no_resources(&e))?;
+        let control = Self { stop_signal, thread, left };
         match first.recv_timeout(OPENING + BUSY) {
-            Ok(First::Failed(error)) => {
+            Ok(FirstAttempt::Failed(error)) => {
                 control.end();
                 Err(error)
             }
             // Its server is there and slow, or not there yet.
-            Ok(First::Up | First::Missing) | Err(_) => Ok(control),
+            Ok(FirstAttempt::Up | FirstAttempt::Missing) | Err(_) => Ok(control),
         }
     }
 
-    /// Has the thread look at what the port did.
+    /// Makes the thread check the state of the connection.
     pub(super) fn wake(&self) {
-        self.orders.bell.ring();
+        self.stop_signal.wake_event.ring();
     }
 
-    /// Hangs up and ends the thread. If that closes for longer than [`LEAVING`] what others left
-    /// at the server's socket, it is left to itself.
+    /// Disconnects and ends the thread. If closing descriptors of clients takes longer than
+    /// [`LEAVING`], the thread is detached.
     pub(super) fn end(self) {
-        self.orders.is_stopping.store(true, Release);
-        self.orders.bell.ring();
+        self.stop_signal.is_stopping.store(true, Release);
+        self.stop_signal.wake_event.ring();
         if self.left.recv_timeout(LEAVING) == Err(RecvTimeoutError::Timeout) {
             tracing::warn!("memif: closing a descriptor of a former client takes long");
             return;
         }
-        // It has nothing to panic over; if it did, there is nothing left to do.
+        // The thread does not panic; if it did, there would be nothing to do.
         let _ = self.thread.join();
     }
 }
 
-/// A socket with the other side at its end. Forked children do not keep it open.
+/// A connected socket. Forked children do not keep it open.
 pub(super) struct Socket(pub(super) NotInChildren);
 
-/// What came from it.
+/// Result of a receive from the socket.
 pub(super) enum Incoming {
     Empty,
     Message(Message, Option<DeferredClose<OwnedFd>>),
     /// Not a message of the protocol.
-    Noise,
+    Invalid,
     HungUp,
 }
 
@@ -193,13 +199,13 @@ impl Socket {
         self.0.as_raw_fd()
     }
 
-    /// Sends a message, and says whether it went.
+    /// Sends a message; false if it could not be sent.
     pub(super) fn send(&self, message: &Message, fd: Option<RawFd>) -> bool {
         send(self.fd(), &message.bytes(), fd) == Ok(MESSAGE_LEN)
     }
 
-    /// What has come, with a descriptor if `takes_fd`: else a message with one is noise, and none
-    /// is made of it.
+    /// Receives a message, with a descriptor if `takes_fd`. Otherwise a message with a descriptor
+    /// is invalid, and the descriptor is closed.
     pub(super) fn recv(&self, takes_fd: bool) -> Incoming {
         let mut bytes = [0; MESSAGE_LEN];
         let Received { len, fd, is_whole } = match receive(self.fd(), &mut bytes, takes_fd) {
@@ -211,9 +217,9 @@ impl Socket {
             0 => Incoming::HungUp,
             MESSAGE_LEN if is_whole => match Message::parse(&bytes) {
                 Some(message) => Incoming::Message(message, fd),
-                None => Incoming::Noise,
+                None => Incoming::Invalid,
             },
-            _ => Incoming::Noise,
+            _ => Incoming::Invalid,
         }
     }
 }
@@ -225,8 +231,8 @@ struct Live {
 }
 
 impl Live {
-    /// Why it is over, if it is.
-    fn look(&self) -> Option<String> {
+    /// Why the connection has to end; `None` if it does not.
+    fn check(&self) -> Option<String> {
         if self.conn.is_broken.load(Relaxed) {
             self.socket.send(&Message::Disconnect("Invalid ring".into()), None);
             return Some("invalid ring indices from the peer".into());
@@ -235,21 +241,21 @@ impl Live {
             Incoming::Empty => None,
             Incoming::HungUp => Some("the other side has left".into()),
             Incoming::Message(Message::Disconnect(why), _) => Some(format!("it said \"{why}\"")),
-            Incoming::Message(..) | Incoming::Noise => {
+            Incoming::Message(..) | Incoming::Invalid => {
                 self.socket.send(&Message::Disconnect("Unexpected message".into()), None);
                 Some("it said what makes no sense".into())
             }
         }
     }
 
-    fn over(self, shared: &Shared, name: &str, why: &str) {
+    fn close(self, shared: &Shared, name: &str, why: &str) {
         tracing::info!(port = name, "link is down: {why}");
         self.conn.is_down.store(true, Release);
-        shared.changed();
+        shared.notify_port();
     }
 }
 
-/// The name of a socket as the kernel has it.
+/// The address of a socket by its name; `@NAME` is in the abstract namespace.
 pub(super) fn address(name: &str) -> io::Result<UnixAddr> {
     Ok(match name.strip_prefix('@') {
         Some(name) => UnixAddr::new_abstract(name.as_bytes())?,
@@ -262,15 +268,15 @@ pub(super) fn address(name: &str) -> io::Result<UnixAddr> {
 // ---------------------------------------------------------------------------------------------
 
 fn listen(settings: &MemifSettings) -> Result<BoundSocket, OpenError> {
-    let unable = |e: &io::Error| unable(settings, e);
-    let address = address(&settings.socket).map_err(|e| unable(&e))?;
+    let no_resources = |e: &io::Error| no_resources(settings, e);
+    let address = address(&settings.socket).map_err(|e| no_resources(&e))?;
     let socket = BoundSocket::bind(&address).map_err(|errno| cannot_bind(settings, errno))?;
     let backlog = Backlog::new(8).unwrap_or(Backlog::MAXCONN);
-    socket.listen(backlog).map_err(|errno| unable(&errno.into()))?;
+    socket.listen(backlog).map_err(|errno| no_resources(&errno.into()))?;
     Ok(socket)
 }
 
-/// That there is no directory for the socket, if it needs one and there is none.
+/// The error of a missing directory of the socket; `None` if it exists or none is needed.
 pub(super) fn no_directory(settings: &MemifSettings) -> Option<OpenError> {
     let name = &settings.socket;
     let dir = Path::new(name).parent().filter(|dir| !name.starts_with('@') && !dir.is_dir())?;
@@ -278,8 +284,8 @@ pub(super) fn no_directory(settings: &MemifSettings) -> Option<OpenError> {
         return Some(cannot_bind(settings, Errno::ENOENT));
     }
     let why = format!("no directory {}", dir.display());
-    let mend = format!("start the server, or: mkdir -p {}", dir.display());
-    Some(refused(settings, libc::ENOENT, why, mend))
+    let hint = format!("start the server, or: mkdir -p {}", dir.display());
+    Some(refused(settings, libc::ENOENT, why, hint))
 }
 
 fn cannot_bind(settings: &MemifSettings, errno: Errno) -> OpenError {
@@ -288,38 +294,38 @@ fn cannot_bind(settings: &MemifSettings, errno: Errno) -> OpenError {
     let code = errno as i32;
     match errno {
         Errno::EADDRINUSE if name.starts_with('@') => {
-            let mend = "choose another name, or end it; ss -xlp shows whose it is";
-            refused(settings, code, "a server is there already", mend)
+            let hint = "choose another name, or end it; ss -xlp shows whose it is";
+            refused(settings, code, "a server is there already", hint)
         }
         Errno::EADDRINUSE if inode(name).is_some() => {
-            let mend = format!("choose another path, or end it, see: ss -xlp src {name}");
-            refused(settings, code, "a server is there already", mend)
+            let hint = format!("choose another path, or end it, see: ss -xlp src {name}");
+            refused(settings, code, "a server is there already", hint)
         }
         Errno::EADDRINUSE => {
-            let mend = format!("choose another path, or: rm {name}");
-            refused(settings, code, "a file that is no socket is there", mend)
+            let hint = format!("choose another path, or: rm {name}");
+            refused(settings, code, "a file that is no socket is there", hint)
         }
         Errno::ENOENT | Errno::ENOTDIR => {
             refused(settings, code, format!("no directory {dir}"), format!("mkdir -p {dir}"))
         }
         Errno::EACCES | Errno::EPERM | Errno::EROFS => {
-            let mend = format!("choose a directory that you may write, see: ls -ld {dir}");
-            refused(settings, code, format!("no permission to make a socket in {dir}"), mend)
+            let hint = format!("choose a directory that you may write, see: ls -ld {dir}");
+            refused(settings, code, format!("no permission to make a socket in {dir}"), hint)
         }
-        _ => unable(settings, &errno.into()),
+        _ => no_resources(settings, &errno.into()),
     }
 }
 
 struct Server {
     listener: BoundSocket,
     rules: Rules,
-    orders: Arc<StopSignal>,
+    stop_signal: Arc<StopSignal>,
     shared: Arc<Shared>,
     pending_clients: Vec<PendingClient>,
     live: Option<Live>,
 }
 
-/// A client that has not said everything.
+/// A client whose handshake is not complete.
 struct PendingClient {
     socket: DeferredClose<Socket>,
     handshake: ServerHandshake,
@@ -328,18 +334,19 @@ struct PendingClient {
 
 impl Server {
     fn run(mut self) {
-        while !self.orders.is_stopping() {
-            let mut fds = vec![readable(self.orders.bell.fd()), readable(self.listener.fd())];
+        while !self.stop_signal.is_stopping() {
+            let mut fds =
+                vec![readable(self.stop_signal.wake_event.fd()), readable(self.listener.fd())];
             fds.extend(self.live.as_ref().map(|live| readable(live.socket.fd())));
             fds.extend(self.pending_clients.iter().map(|pending| readable(pending.socket.fd())));
             let next = self.pending_clients.iter().map(|pending| pending.until).min();
             let left = next.map(|until| until.saturating_duration_since(Instant::now()));
             sleep(&mut fds, left.unwrap_or(Duration::from_secs(3600)));
-            self.orders.bell.clear();
-            if let Some(why) = self.live.as_ref().and_then(Live::look)
+            self.stop_signal.wake_event.clear();
+            if let Some(why) = self.live.as_ref().and_then(Live::check)
                 && let Some(live) = self.live.take()
             {
-                live.over(&self.shared, &self.rules.name, &why);
+                live.close(&self.shared, &self.rules.name, &why);
             }
             if fds[1].revents != 0 {
                 self.accept();
@@ -350,7 +357,7 @@ impl Server {
         }
         if let Some(live) = self.live.take() {
             live.socket.send(&Message::Disconnect("Interface closed".into()), None);
-            live.over(&self.shared, &self.rules.name, "closed");
+            live.close(&self.shared, &self.rules.name, "closed");
         }
     }
 
@@ -380,7 +387,7 @@ impl Server {
                 }
                 Incoming::Empty | Incoming::HungUp => return,
                 Incoming::Message(message, fd) => (Some(message), fd),
-                Incoming::Noise => (None, None),
+                Incoming::Invalid => (None, None),
             };
             let is_free = self.live.is_none() && self.shared.has_room();
             match pending.handshake.handle(message, fd, &self.rules, is_free) {
@@ -417,106 +424,108 @@ struct Client {
     settings: MemifSettings,
     address: UnixAddr,
     rules: Rules,
-    orders: Arc<StopSignal>,
+    stop_signal: Arc<StopSignal>,
     shared: Arc<Shared>,
     /// What was logged last.
-    said: Option<String>,
+    last_logged: Option<String>,
 }
 
 impl Client {
-    fn run(mut self, tell: &SyncSender<First>) {
+    fn run(mut self, report: &SyncSender<FirstAttempt>) {
         let opened = Instant::now();
-        while !self.orders.is_stopping() {
-            // While nobody polls the port there is no use in another connection.
+        while !self.stop_signal.is_stopping() {
+            // Connections are not made while the port is not polled.
             if !self.shared.has_room() {
-                self.orders.pause(RETRY);
+                self.stop_signal.pause(RETRY);
                 continue;
             }
             match self.connect() {
                 Ok(live) => {
-                    let _ = tell.try_send(First::Up);
-                    self.said = None;
+                    let _ = report.try_send(FirstAttempt::Up);
+                    self.last_logged = None;
                     let begun = Instant::now();
                     self.watch(live);
                     if begun.elapsed() < BRIEF {
-                        // A server that ends each connection at once is not to keep us busy.
-                        self.orders.pause(RETRY);
+                        // Limits the rate if the server ends each connection at once.
+                        self.stop_signal.pause(RETRY);
                     }
                 }
-                Err(Trouble::Missing) => {
-                    let _ = tell.try_send(First::Missing);
+                Err(ConnectError::Missing) => {
+                    let _ = report.try_send(FirstAttempt::Missing);
                     self.log("no memif server there yet; retrying");
-                    self.orders.pause(RETRY);
+                    self.stop_signal.pause(RETRY);
                 }
-                Err(Trouble::Refused(error, may_pass)) => {
+                Err(ConnectError::Refused(error, may_pass)) => {
                     self.log(&error.to_string());
                     if !may_pass || opened.elapsed() > BUSY {
-                        let _ = tell.try_send(First::Failed(error));
+                        let _ = report.try_send(FirstAttempt::Failed(error));
                     }
-                    self.orders.pause(if may_pass { RETRY } else { RETRY_REFUSED });
+                    self.stop_signal.pause(if may_pass { RETRY } else { RETRY_REFUSED });
                 }
             }
         }
     }
 
-    /// Logs what is not what was logged last.
+    /// Logs `what`, unless it was the last line.
     fn log(&mut self, what: &str) {
-        if self.said.as_deref() != Some(what) {
+        if self.last_logged.as_deref() != Some(what) {
             tracing::warn!(port = self.rules.name, "{what}");
-            self.said = Some(what.to_owned());
+            self.last_logged = Some(what.to_owned());
         }
     }
 
-    /// One attempt.
-    fn connect(&self) -> Result<Live, Trouble> {
-        let unable = |e: io::Error| Trouble::Refused(unable(&self.settings, &e), true);
-        let socket = Socket::new().map_err(unable)?;
+    /// One attempt to connect.
+    fn connect(&self) -> Result<Live, ConnectError> {
+        let no_resources =
+            |e: io::Error| ConnectError::Refused(no_resources(&self.settings, &e), true);
+        let socket = Socket::new().map_err(no_resources)?;
         match connect(socket.fd(), &self.address) {
             Ok(()) => {}
-            // Its queue is full: it will have time.
-            Err(Errno::ENOENT | Errno::ECONNREFUSED | Errno::EAGAIN) => return self.missing(),
-            Err(errno) => return Err(Trouble::Refused(self.cannot_connect(errno), false)),
+            // EAGAIN: the backlog of the server is full.
+            Err(Errno::ENOENT | Errno::ECONNREFUSED | Errno::EAGAIN) => return self.no_server(),
+            Err(errno) => return Err(ConnectError::Refused(self.cannot_connect(errno), false)),
         }
         let (socket, mut handshake) = (DeferredClose::new(socket), ClientHandshake::new());
         let until = Instant::now() + PATIENCE;
-        while Instant::now() < until && !self.orders.is_stopping() {
+        while Instant::now() < until && !self.stop_signal.is_stopping() {
             let message = match socket.recv(false) {
                 Incoming::Empty => {
-                    let mut fds = [readable(socket.fd()), readable(self.orders.bell.fd())];
+                    let mut fds =
+                        [readable(socket.fd()), readable(self.stop_signal.wake_event.fd())];
                     sleep(&mut fds, until.saturating_duration_since(Instant::now()));
-                    self.orders.bell.clear();
+                    self.stop_signal.wake_event.clear();
                     continue;
                 }
-                Incoming::HungUp => return Err(Trouble::Missing),
+                Incoming::HungUp => return Err(ConnectError::Missing),
                 Incoming::Message(message, _none) => Some(message),
-                Incoming::Noise => None,
+                Incoming::Invalid => None,
             };
             match handshake.handle(message, &self.rules) {
                 Ok(Some(next)) => {
                     if !socket.send(&next, handshake.descriptor()) {
-                        return Err(Trouble::Missing);
+                        return Err(ConnectError::Missing);
                     }
                 }
                 Ok(None) => {
-                    let conn = Arc::new(handshake.connected().map_err(unable)?);
+                    let conn = Arc::new(handshake.connected().map_err(no_resources)?);
                     tracing::info!(port = self.rules.name, "link is up");
                     self.shared.made(&conn);
                     return Ok(Live { socket, conn });
                 }
                 Err(why) => {
                     socket.send(&Message::Disconnect(why.clone()), None);
-                    return Err(self.refused(&why));
+                    return Err(self.classify_refusal(&why));
                 }
             }
         }
-        Err(Trouble::Missing)
+        Err(ConnectError::Missing)
     }
 
-    /// No server: a matter of time, unless there is no directory for its socket.
-    fn missing(&self) -> Result<Live, Trouble> {
+    /// No server listens: retried, unless the directory of its socket is missing.
+    fn no_server(&self) -> Result<Live, ConnectError> {
         match no_directory(&self.settings) {
-            Some(why) => Err(Trouble::Refused(why, false)),
-            None => Err(Trouble::Missing),
+            Some(why) => Err(ConnectError::Refused(why, false)),
+            None => Err(ConnectError::Missing),
         }
     }
 
@@ -524,34 +533,36 @@ impl Client {
         let name = &self.settings.socket;
         match errno {
             Errno::EACCES | Errno::EPERM => {
-                let mend = format!("let the server's owner give it: chmod g+w {name}");
-                refused(&self.settings, errno as i32, "no permission to connect", mend)
+                let hint = format!("let the server's owner give it: chmod g+w {name}");
+                refused(&self.settings, errno as i32, "no permission to connect", hint)
             }
             Errno::EPROTOTYPE | Errno::ENOTSOCK => {
-                let mend = format!("ask the server where it listens, see: ss -xl src {name}");
-                refused(&self.settings, errno as i32, "that is no memif's socket", mend)
+                let hint = format!("ask the server where it listens, see: ss -xl src {name}");
+                refused(&self.settings, errno as i32, "that is no memif's socket", hint)
             }
-            _ => unable(&self.settings, &errno.into()),
+            _ => no_resources(&self.settings, &errno.into()),
         }
     }
 
-    /// What to say of a server's refusal, and whether it may pass.
-    fn refused(&self, why: &str) -> Trouble {
+    /// The error for a server's refusal, and whether a later attempt may succeed.
+    fn classify_refusal(&self, why: &str) -> ConnectError {
         let MemifSettings { id, socket, .. } = &self.settings;
-        let said = why.to_ascii_lowercase();
-        let (errno, mend, may_pass) = if said.contains("secret") {
+        let reason = why.to_ascii_lowercase();
+        let (errno, hint, may_pass) = if reason.contains("secret") {
             (libc::EACCES, "give both ends the same secret=".to_owned(), false)
-        } else if said.contains("already") || said.contains("connected") {
-            let mend =
+        } else if reason.contains("already") || reason.contains("connected") {
+            let hint =
                 format!("choose another id=, or end its client, see: ss -xp | grep {socket}");
-            (libc::EADDRINUSE, mend, true)
-        } else if said.contains("id") && said.contains("not found") || said.contains("unmatched") {
+            (libc::EADDRINUSE, hint, true)
+        } else if reason.contains("id") && reason.contains("not found")
+            || reason.contains("unmatched")
+        {
             (
                 libc::ENODEV,
                 format!("the server has no memif {id}; give both ends the same id="),
                 true,
             )
-        } else if said.contains("version") {
+        } else if reason.contains("version") {
             (
                 libc::EPROTO,
                 "both ends have to speak version 2.0; update the other".to_owned(),
@@ -561,30 +572,30 @@ impl Client {
             (libc::ECONNREFUSED, "see what the server logs".to_owned(), true)
         };
         let why = format!("refused: \"{why}\"");
-        Trouble::Refused(refused(&self.settings, errno, why, mend), may_pass)
+        ConnectError::Refused(refused(&self.settings, errno, why, hint), may_pass)
     }
 
     /// Waits for the end of a connection.
     fn watch(&self, live: Live) {
         let why = loop {
-            if self.orders.is_stopping() {
+            if self.stop_signal.is_stopping() {
                 live.socket.send(&Message::Disconnect("Interface closed".into()), None);
                 break "closed".into();
             }
-            if let Some(why) = live.look() {
+            if let Some(why) = live.check() {
                 break why;
             }
-            let mut fds = [readable(live.socket.fd()), readable(self.orders.bell.fd())];
+            let mut fds = [readable(live.socket.fd()), readable(self.stop_signal.wake_event.fd())];
             sleep(&mut fds, Duration::from_secs(3600));
-            self.orders.bell.clear();
+            self.stop_signal.wake_event.clear();
         };
-        live.over(&self.shared, &self.rules.name, &why);
+        live.close(&self.shared, &self.rules.name, &why);
     }
 }
 
-/// Why there is no connection.
-enum Trouble {
+/// Why an attempt to connect failed.
+enum ConnectError {
     Missing,
-    /// What to say, and whether it may change by itself.
+    /// The error, and whether a later attempt may succeed.
     Refused(OpenError, bool),
 }

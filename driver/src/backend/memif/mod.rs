@@ -49,7 +49,7 @@ use crate::port::{
 };
 use control::Control;
 use region::{ClientMemory, Conn, Layout};
-use ring::{Broken, Pushed, Receiver, RxItem, Sender, pieces_max};
+use ring::{Broken, Pushed, Receiver, RxItem, Sender, chain_max};
 use wait::{Shared, Waiter};
 
 /// Largest: with its Ethernet header a frame is 64 KiB.
@@ -125,7 +125,7 @@ impl MemifSettings {
         };
         add("role", (self.role == Role::Server).then(|| "server".into()));
         add("id", (self.id != 0).then(|| self.id.to_string()));
-        // Who lists ports is not told it.
+        // A list of ports does not contain it.
         add("secret", self.secret.as_ref().map(|_| "...".into()));
         add("rsize", self.log2_ring.map(|n| n.to_string()));
         add("bsize", self.bsize.map(|n| n.to_string()));
@@ -202,7 +202,7 @@ pub fn check_here() -> Result<(), OpenError> {
     drop(Memif::open(&settings)?);
     let made =
         ClientMemory::new(Layout { log2_ring: 4, bsize: BSIZE }).and_then(ClientMemory::connected);
-    made.map(drop).map_err(|e| control::unable(&settings, &e))
+    made.map(drop).map_err(|e| control::no_resources(&settings, &e))
 }
 
 /// One end of a memif.
@@ -211,15 +211,15 @@ pub struct Memif {
     frame_max: usize,
     short_max: usize,
     damages: bool,
-    polls_to_look: i32,
-    /// What is known of the connection is as old as this.
+    polls_to_check: i32,
+    /// The epoch of `shared` at the last update of `live`.
     epoch: u32,
     live: Option<Live>,
-    /// Buffers of the ring of which the log was told that a frame did not fit; 0: of none.
-    told_short: u16,
+    /// Size of the ring for which the last too long frame was logged, slots; 0: none.
+    logged_short_ring: u16,
     counters: PortCounters,
     burst: [(*const u8, u32); BURST],
-    /// Where a frame in several buffers is joined or taken apart.
+    /// A frame that is in several buffers of a ring.
     whole: Box<[u8]>,
     shared: Arc<Shared>,
     /// The process that opened the port; a forked child is another.
@@ -232,8 +232,8 @@ pub struct Memif {
 struct Live {
     tx: Sender,
     rx: Receiver,
-    /// Bytes that the receiver was not shown.
-    untold: usize,
+    /// Bytes written since the last publish.
+    unpublished: usize,
     conn: Arc<Conn>,
 }
 
@@ -250,7 +250,7 @@ impl Memif {
     pub fn open(settings: &MemifSettings) -> Result<Self, OpenError> {
         settings.check()?;
         let mtu = settings.mtu();
-        let shared = Arc::new(Shared::new().map_err(|e| control::unable(settings, &e))?);
+        let shared = Arc::new(Shared::new().map_err(|e| control::no_resources(settings, &e))?);
         let control = Control::start(settings, settings.layout(), &shared)?;
         let mac = settings.mac.unwrap_or_else(MacAddr::random);
         let caps = PortCaps {
@@ -265,10 +265,10 @@ impl Memif {
             frame_max,
             short_max: SHORT.min(frame_max),
             damages: settings.crc,
-            polls_to_look: CHECK_EVERY,
+            polls_to_check: CHECK_EVERY,
             epoch: 0,
             live: None,
-            told_short: 0,
+            logged_short_ring: 0,
             counters: PortCounters::default(),
             burst: [(std::ptr::null(), 0); BURST],
             whole: vec![0; frame_max].into(),
@@ -278,24 +278,24 @@ impl Memif {
         })
     }
 
-    /// Sees what became of the connection.
+    /// Takes note of a new connection or of the end of the current one.
     #[cold]
     #[inline(never)]
-    fn look(&mut self) {
-        // Acquire: what the number was raised for.
+    fn update_connection(&mut self) {
+        // Acquire: the changes that the epoch was raised for.
         let epoch = self.shared.epoch.load(Acquire);
         if let Some(live) = self.live.as_mut().filter(|live| live.conn.is_down.load(Acquire)) {
             live.rx.close();
             live.tx.close();
             if live.rx.pending().is_ok_and(|count| count > 0) {
-                // What was sent before it left is received first.
+                // Frames that were sent before the peer left are received first.
                 return;
             }
             self.live = None;
         }
         if self.live.is_none() {
             self.live = self.shared.adopt().map(Live::new);
-            self.publish_place();
+            self.publish_rx_index();
         }
         let is_stopping = |live: &Live| live.conn.is_down.load(Acquire);
         if !self.live.as_ref().is_some_and(is_stopping) {
@@ -304,27 +304,27 @@ impl Memif {
         }
     }
 
-    /// [`look`](Self::look), if there is something to see.
+    /// Calls [`update_connection`](Self::update_connection) if the epoch has changed.
     #[inline(always)]
-    fn glance(&mut self) {
+    fn check_connection(&mut self) {
         if self.shared.epoch.load(Relaxed) != self.epoch {
-            self.look();
+            self.update_connection();
         }
     }
 
-    /// Says to sleepers what has been received.
+    /// Publishes the receive index, which a sleeping waiter compares with the ring.
     #[inline(always)]
-    fn publish_place(&self) {
+    fn publish_rx_index(&self) {
         if let Some(live) = &self.live {
-            // Relaxed: who reads an old one sees that there is something, or looks again later.
+            // Relaxed: a waiter that reads an old index sees frames, or checks again later.
             self.shared.rx_at.store(live.rx.at(), Relaxed);
         }
     }
 
-    /// Ends a connection in which the other side wrote what cannot be.
+    /// Ends the connection after the peer wrote invalid ring indices.
     #[cold]
     #[inline(never)]
-    fn broken(&mut self) {
+    fn disconnect_broken(&mut self) {
         self.counters.rx_dropped += 1;
         let Some(live) = self.live.take() else { return };
         tracing::error!(port = self.caps.name, "invalid ring indices from the peer; disconnecting");
@@ -332,34 +332,34 @@ impl Memif {
         if let Some(control) = &self.control {
             control.wake();
         }
-        self.look();
+        self.update_connection();
     }
 
     #[inline(always)]
     fn push(&mut self, frame: &TxFrame<'_>, len: usize) -> Result<Pushed, Broken> {
         if self.live.is_none() {
-            self.glance();
+            self.check_connection();
         }
         let Some(live) = &mut self.live else { return Ok(Pushed::Full) };
         let pushed = live.tx.push(&live.conn, frame, len, self.short_max, &mut self.whole)?;
-        live.untold += len;
-        if pushed != Pushed::Sent || live.untold > PUBLISH_BYTES || self.caps.lossless {
+        live.unpublished += len;
+        if pushed != Pushed::Sent || live.unpublished > PUBLISH_BYTES || self.caps.lossless {
             live.publish();
         }
         Ok(pushed)
     }
 
-    /// Drops a frame of `len` bytes for which the other side's buffers are too short, all of them
-    /// together. Where nothing may be lost that ends the connection.
+    /// Drops a frame of `len` bytes that does not fit the longest chain of the client's buffers. On
+    /// a lossless port this ends the connection.
     #[cold]
     #[inline(never)]
-    fn too_long(&mut self, len: usize) {
+    fn drop_too_long(&mut self, len: usize) {
         self.counters.tx_dropped += 1;
         let Some(live) = &mut self.live else { return };
         let (port, slots) = (&self.caps.name, live.conn.tx.ring.count());
-        // Of the next connection with the same ring too.
-        if std::mem::replace(&mut self.told_short, slots) != slots {
-            let most = pieces_max(slots);
+        // Once for all connections with rings of this size.
+        if std::mem::replace(&mut self.logged_short_ring, slots) != slots {
+            let most = chain_max(slots);
             tracing::error!(
                 port,
                 "a frame of {len} bytes does not fit {most} of the client's {slots} buffers, which \
@@ -368,13 +368,13 @@ impl Memif {
             );
         }
         if self.caps.lossless {
-            self.broken();
+            self.disconnect_broken();
         }
     }
 
-    /// Collects what has come, at most `max` frames, and says how many.
+    /// Collects received frames in `burst`, at most `max`, and returns their number.
     #[inline(always)]
-    fn gather(&mut self, max: usize, sink: &mut impl RxSink) -> Result<usize, Broken> {
+    fn collect_burst(&mut self, max: usize, sink: &mut impl RxSink) -> Result<usize, Broken> {
         let Some(live) = &mut self.live else { return Ok(0) };
         let mut left = live.rx.pending()?;
         if left == 0 {
@@ -391,9 +391,9 @@ impl Memif {
                     count += 1;
                 }
                 RxItem::Bad => self.counters.rx_dropped += 1,
-                RxItem::Pieces if count > 0 => break,
-                RxItem::Pieces => {
-                    if let Some(len) = live.rx.join(&live.conn, left, &mut self.whole) {
+                RxItem::Chain if count > 0 => break,
+                RxItem::Chain => {
+                    if let Some(len) = live.rx.copy_chain(&live.conn, left, &mut self.whole) {
                         self.burst[0] = (self.whole.as_ptr(), len as u32);
                         return Ok(1);
                     }
@@ -404,8 +404,8 @@ impl Memif {
             left -= 1;
         }
         if count == 0 {
-            // What was dropped goes back although nothing is lent.
-            self.give_back();
+            // Slots of dropped frames are released although nothing is lent.
+            self.release();
         }
         Ok(count)
     }
@@ -413,16 +413,16 @@ impl Memif {
     /// [`Port::rx_burst`], which cannot fail here, for a sink of known type.
     #[inline(always)]
     pub fn receive(&mut self, max: usize, sink: &mut impl RxSink) -> usize {
-        self.polls_to_look -= 1;
-        if self.live.is_none() || self.polls_to_look <= 0 {
-            self.polls_to_look = CHECK_EVERY;
-            self.glance();
+        self.polls_to_check -= 1;
+        if self.live.is_none() || self.polls_to_check <= 0 {
+            self.polls_to_check = CHECK_EVERY;
+            self.check_connection();
         }
-        let count = match self.gather(max.min(BURST), sink) {
+        let count = match self.collect_burst(max.min(BURST), sink) {
             Ok(0) => return 0,
             Ok(count) => count,
             Err(Broken) => {
-                self.broken();
+                self.disconnect_broken();
                 return 0;
             }
         };
@@ -436,30 +436,30 @@ impl Memif {
         }
         self.counters.rx_frames += count as u64;
         self.counters.rx_bytes += bytes;
-        self.give_back();
+        self.release();
         count
     }
 
-    /// Gives back what was received, and says so to sleepers.
+    /// Releases the slots of received frames, and publishes the receive index.
     #[inline(always)]
-    fn give_back(&mut self) {
+    fn release(&mut self) {
         if let Some(live) = &mut self.live {
-            live.rx.give_back();
+            live.rx.release();
         }
-        self.publish_place();
+        self.publish_rx_index();
     }
 }
 
 impl Live {
     fn new(conn: Arc<Conn>) -> Self {
         let (tx, rx) = (Sender::new(&conn.tx), Receiver::new(&conn.rx));
-        Self { tx, rx, untold: 0, conn }
+        Self { tx, rx, unpublished: 0, conn }
     }
 
-    /// Shows the receiver what was written, and wakes it if it sleeps.
+    /// Publishes written frames to the receiver, and wakes it if it sleeps.
     #[inline(always)]
     fn publish(&mut self) {
-        self.untold = 0;
+        self.unpublished = 0;
         if self.tx.has_unpublished() {
             self.tx.publish();
             if self.tx.has_to_wake() {
@@ -486,10 +486,10 @@ impl Port for Memif {
             }
             Ok(Pushed::Full) => {}
             Ok(Pushed::Long) => {
-                self.too_long(len);
+                self.drop_too_long(len);
                 return Ok(Tx::Sent);
             }
-            Err(Broken) => self.broken(),
+            Err(Broken) => self.disconnect_broken(),
         }
         self.counters.tx_full += 1;
         Ok(Tx::Full)
@@ -499,8 +499,8 @@ impl Port for Memif {
     fn flush(&mut self) -> Result<(), PortGone> {
         if let Some(live) = &mut self.live {
             live.publish();
-            if live.tx.warm(&live.conn).is_err() {
-                self.broken();
+            if live.tx.prefetch_buffer(&live.conn).is_err() {
+                self.disconnect_broken();
             }
         }
         Ok(())
@@ -524,7 +524,7 @@ impl Port for Memif {
 }
 
 impl FastPort for Memif {
-    /// Of one frame, if no more are there.
+    /// Receives one frame, if there is exactly one.
     #[inline(always)]
     fn rx_poll(&mut self, sink: &mut impl RxSink) -> Option<usize> {
         let Some(live) = &mut self.live else { return cold(None) };
@@ -542,14 +542,14 @@ impl FastPort for Memif {
                 // before it is given back below. That anybody else might is D2.
                 sink.frame_with(&unsafe { RxFrame::from_raw(base, len as usize) }, ReplyTx(self));
                 self.counters.received(len as usize);
-                self.give_back();
+                self.release();
                 Some(1)
             }
             // Still there, and for `join`.
-            RxItem::Pieces => cold(None),
+            RxItem::Chain => cold(None),
             RxItem::Bad => {
                 self.counters.rx_dropped += 1;
-                self.give_back();
+                self.release();
                 cold(Some(0))
             }
         }
@@ -557,12 +557,12 @@ impl FastPort for Memif {
 
     #[inline]
     fn count(&mut self, polls: u32) {
-        self.polls_to_look = self.polls_to_look.saturating_sub_unsigned(polls);
+        self.polls_to_check = self.polls_to_check.saturating_sub_unsigned(polls);
     }
 }
 
 impl InPlaceTx for Memif {
-    /// It goes where the port leads to.
+    /// Writes the frame to the next buffer of the ring.
     #[inline(always)]
     fn tx_in_place<const H: usize, R: WriteBody>(
         &mut self,
@@ -575,10 +575,10 @@ impl InPlaceTx for Memif {
         if len > if R::LONG { self.frame_max } else { self.short_max } {
             return cold(false);
         }
-        let Some(to) = live.tx.place_short(&live.conn, len) else { return cold(false) };
-        // SAFETY: `len` bytes at `to` are mapped, and no frame lies there (`place_short`); no more
-        // than `SHORT`, unless it is long, of which `H` are the head's. From the end to the start,
-        // as in `copy_short_to_raw`.
+        let Some(to) = live.tx.reserve_short(&live.conn, len) else { return cold(false) };
+        // SAFETY: `len` bytes at `to` are mapped, and no frame lies there (`reserve_short`); no
+        // more than `SHORT`, unless it is long, of which `H` are the head's. From the end to the
+        // start, as in `copy_short_to_raw`.
         unsafe {
             rest.fill(to.add(H));
             head.fill(&mut HeadBuf::at(to));
@@ -587,7 +587,7 @@ impl InPlaceTx for Memif {
         live.publish();
         self.counters.sent(len);
         // What it finds broken is found again by who sends next.
-        let _ = live.tx.warm(&live.conn);
+        let _ = live.tx.prefetch_buffer(&live.conn);
         true
     }
 }

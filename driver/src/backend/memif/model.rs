@@ -181,7 +181,7 @@ mod region {
     }
 
     impl Conn {
-        pub(super) fn place(&self, desc: Desc) -> Option<*mut u8> {
+        pub(super) fn locate(&self, desc: Desc) -> Option<*mut u8> {
             // SAFETY: as in `RingMem::memory`.
             let buffers = unsafe { &(*self.memory).buffers };
             let buffer = buffers.get(usize::try_from(desc.second).ok()?)?;
@@ -289,9 +289,10 @@ impl Receiving {
             let frame = frame(*n + lent.len() as u16, in_pieces);
             match self.rx.take(&self.conn, FRAME_MAX) {
                 RxItem::Frame(at, len) => lent.push((at, len as usize, frame)),
-                RxItem::Pieces if !lent.is_empty() => break,
-                RxItem::Pieces => {
-                    let len = self.rx.join(&self.conn, left, &mut whole).expect("it is whole");
+                RxItem::Chain if !lent.is_empty() => break,
+                RxItem::Chain => {
+                    let len =
+                        self.rx.copy_chain(&self.conn, left, &mut whole).expect("it is whole");
                     lent.push((whole.as_ptr(), len, frame));
                     break;
                 }
@@ -309,7 +310,7 @@ impl Receiving {
             assert_eq!(got, frame);
             *n += 1;
         }
-        self.rx.give_back();
+        self.rx.release();
     }
 }
 
@@ -324,8 +325,9 @@ fn explore(check: impl Fn(u16, bool) + Copy + Send + Sync + 'static) {
 }
 
 /// Goal: no frame or descriptor is read before it is written or written while it is read, through
-/// more than a lap of the ring. Found when tried, each: `tell`, `show`, `pending` or `may_fill`
-/// Relaxed; slots shown before they were read, or before their descriptors are written.
+/// more than a lap of the ring. Each of these mutations was detected: a Relaxed
+/// access in `publish` of either end, `pending` or `has_slot`; slots published before they were
+/// read, or before their descriptors are written.
 #[test]
 fn rings_have_no_race() {
     const FRAMES: u16 = 5;

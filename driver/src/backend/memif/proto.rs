@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn messages_survive_a_round_trip() {
         for message in all() {
             assert_eq!(Message::parse(&message.bytes()), Some(message));
         }
@@ -251,7 +251,7 @@ mod tests {
 
     /// The places of the protocol's own header, written down once more.
     #[test]
-    fn fields_are_where_others_look_for_them() {
+    fn field_offsets_are_those_of_libmemif() {
         let at = |message: usize, from: usize| {
             let bytes = all()[message].bytes();
             u64::from_ne_bytes([0, 1, 2, 3, 4, 5, 6, 7].map(|i| bytes[from + i]))
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn no_bytes_are_trouble() {
+    fn arbitrary_bytes_do_not_panic() {
         let mut rng = 88_172_645_463_325_252_u64;
         for _ in 0..20_000 {
             let mut bytes = [0; MESSAGE_LEN];

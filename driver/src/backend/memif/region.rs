@@ -273,7 +273,7 @@ impl Conn {
 
     /// Where a descriptor points, and whether its `len` bytes are all in a region.
     #[inline(always)]
-    pub(super) fn place(&self, desc: Desc) -> Option<*mut u8> {
+    pub(super) fn locate(&self, desc: Desc) -> Option<*mut u8> {
         let region = self.regions.get(usize::from(desc.region()))?;
         let (offset, len) = (desc.offset() as usize, desc.len() as usize);
         // Neither sum nor comparison overflows: both are 32 bits.
@@ -373,8 +373,8 @@ impl ClientMemory {
         let [to_server, to_client] = [TO_SERVER, TO_CLIENT].map(|w| (self.ring(w), self.own(w)));
         let [wake_server, wake_us] = self.events;
         let lane = |(ring, own), event| Lane { ring, own: Some(own), event };
-        let tx = lane(to_server, Event::to_ring(wake_server)?);
-        let rx = lane(to_client, Event::to_wait(wake_us)?);
+        let tx = lane(to_server, Event::for_raising(wake_server)?);
+        let rx = lane(to_client, Event::for_waiting(wake_us)?);
         Ok(Conn::new(vec![self.region], rx, tx))
     }
 }
@@ -410,8 +410,8 @@ pub(super) fn accepted(regions: Vec<Region>, rings: [RingSpec; 2]) -> Result<Con
     let [came, wakes] = rings.map(|said| said.event);
     let lane = |ring, event| Lane { ring, own: None, event };
     let unfit = |_errno| "Unfit interrupt fd";
-    let rx = lane(from, Event::to_wait(came).map_err(unfit)?);
-    let tx = lane(to, Event::to_ring(wakes).map_err(unfit)?);
+    let rx = lane(from, Event::for_waiting(came).map_err(unfit)?);
+    let tx = lane(to, Event::for_raising(wakes).map_err(unfit)?);
     // The indices that are ours.
     rx.ring.tail().store(0, Relaxed);
     tx.ring.tail().store(0, Relaxed);

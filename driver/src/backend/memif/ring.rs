@@ -12,7 +12,7 @@
 //! - `Sender::publish` is a Release store and `pending` an Acquire load of the same index: the
 //!   frames and their descriptors are visible with it.
 //! - `Receiver::publish` is a Release store after the last read of a slot and the writes to its
-//!   descriptor, `may_fill` an Acquire load before the first write.
+//!   descriptor, `has_slot` an Acquire load before the first write.
 //! - A sender publishes, then reads whether to wake; a sleeper clears the mask ([`arm`]), then
 //!   checks for frames. With fences on both sides at least one of the two sees the other's store.
 //!
@@ -39,8 +39,8 @@ pub(super) enum Pushed {
     Long,
 }
 
-/// Slots that a receiver of ours gives back together, in a ring of `count`.
-const fn batch(count: u16) -> u16 {
+/// Slots that this receiver releases together, in a ring of `count`.
+const fn release_batch(count: u16) -> u16 {
     match count / 4 {
         0 => 1,
         few if few < 32 => few,
@@ -48,14 +48,14 @@ const fn batch(count: u16) -> u16 {
     }
 }
 
-/// Slots that one frame may take: no more than are given back while nothing else comes, by a
-/// receiver of ours. Another one may give back sooner, which nothing says.
-pub(super) const fn pieces_max(count: u16) -> u16 {
-    count - (batch(count) - 1)
+/// Most slots of one frame: the receiver may withhold [`release_batch`] less one while no further
+/// frame arrives. Another implementation may release sooner; the protocol does not tell.
+pub(super) const fn chain_max(count: u16) -> u16 {
+    count - (release_batch(count) - 1)
 }
 
-/// The index of the ring that is ours to move, that of the other side, and how many slots ours is
-/// ahead of what was done: whose memory it is begins with all of it.
+/// The ring index that this side writes, that of the peer, and how many slots this side is ahead
+/// initially: a client owns all slots of its memory at first.
 fn indices(lane: &Lane) -> (*const AtomicU16, *const AtomicU16, u16) {
     let ring = lane.ring;
     match lane.own {
@@ -70,21 +70,21 @@ pub(super) struct Sender {
     own_index: *const AtomicU16,
     peer_index: *const AtomicU16,
     own: Option<Own>,
-    /// The next slot to fill, up to where the receiver knows, and the first that is not to be
+    /// The next slot to fill, the end of the published slots, and the first slot that may not be
     /// filled yet.
     at: u16,
-    told: u16,
+    published: u16,
     limit: u16,
     ahead: u16,
-    /// Where the next frame goes, how long it may be, and the descriptor as it is now; no room if
-    /// that was not looked for yet.
+    /// The buffer of the next frame, its length, and its descriptor as it is now; a length of 0 if
+    /// the buffer is not located yet.
     to: *mut u8,
     room: u32,
     desc: Desc,
-    /// The receiver sleeps at times.
+    /// Whether the receiver sleeps at times.
     sleeps: bool,
     is_closed: bool,
-    /// Which way frames that are long are stored.
+    /// How long frames are stored.
     stores: Stores,
 }
 
@@ -98,7 +98,7 @@ impl Sender {
             peer_index,
             own: lane.own,
             at: 0,
-            told: 0,
+            published: 0,
             limit: 0,
             ahead,
             to: std::ptr::null_mut(),
@@ -110,14 +110,14 @@ impl Sender {
         }
     }
 
-    /// Takes note that the other side has left: the ring is full for ever.
+    /// The peer has left: the ring stays full.
     pub(super) fn close(&mut self) {
         (self.limit, self.room, self.is_closed) = (self.at, 0, true);
     }
 
     /// Makes sure that slot `at` may be filled; false if the ring is full.
     #[inline(always)]
-    fn may_fill(&mut self, at: u16) -> Result<bool, Broken> {
+    fn has_slot(&mut self, at: u16) -> Result<bool, Broken> {
         if at != self.limit {
             return Ok(true);
         }
@@ -128,20 +128,20 @@ impl Sender {
         // has done with the slots that it gives back.
         let peer_index = unsafe { &*self.peer_index }.load(Acquire);
         let limit = peer_index.wrapping_add(self.ahead);
-        if limit.wrapping_sub(self.told) > self.ring.count() {
+        if limit.wrapping_sub(self.published) > self.ring.count() {
             return Err(Broken);
         }
         // Never backwards: what was filled stays so.
-        if limit.wrapping_sub(self.told) < at.wrapping_sub(self.told) {
+        if limit.wrapping_sub(self.published) < at.wrapping_sub(self.published) {
             return Err(Broken);
         }
         self.limit = limit;
         Ok(at != limit)
     }
 
-    /// Where a frame in slot `at` goes, and how long it may be.
+    /// The buffer of slot `at`, with its length.
     #[inline(always)]
-    fn place(&self, conn: &Conn, at: u16) -> Result<(*mut u8, Desc), Broken> {
+    fn next_buffer(&self, conn: &Conn, at: u16) -> Result<(*mut u8, Desc), Broken> {
         match &self.own {
             Some(own) => {
                 let place = at & self.ring.mask;
@@ -149,22 +149,22 @@ impl Sender {
             }
             None => {
                 let desc = self.ring.desc(at);
-                let to = conn.place(desc).ok_or(Broken)?;
+                let to = conn.locate(desc).ok_or(Broken)?;
                 Ok((to, desc))
             }
         }
     }
 
-    /// Looks where the next frame goes, if that is not known; false if the ring is full.
+    /// Locates the buffer of the next frame, if it is not known; false if the ring is full.
     #[inline(always)]
     fn locate_next(&mut self, conn: &Conn) -> Result<bool, Broken> {
         if self.room != 0 {
             return Ok(true);
         }
-        if !self.may_fill(self.at)? {
+        if !self.has_slot(self.at)? {
             return Ok(false);
         }
-        (self.to, self.desc) = self.place(conn, self.at)?;
+        (self.to, self.desc) = self.next_buffer(conn, self.at)?;
         self.room = self.desc.len();
         if self.room == 0 { Err(Broken) } else { Ok(true) }
     }
@@ -184,7 +184,7 @@ impl Sender {
             return Ok(Pushed::Full);
         }
         if len > self.room as usize {
-            return self.push_in_pieces(conn, frame, len, whole);
+            return self.push_chained(conn, frame, len, whole);
         }
         // SAFETY: `room` bytes at `to` are mapped (`place`), and no frame lies there; the rest is
         // what `copy_short_to_raw` asks for.
@@ -200,17 +200,17 @@ impl Sender {
         Ok(Pushed::Sent)
     }
 
-    /// Where the next frame goes, of which `len` bytes have room there; `None` if that is to be
-    /// looked into by [`push`](Self::push). [`commit`](Self::commit) follows.
+    /// The buffer of the next frame, if it is known and has room for `len` bytes; `None`: call
+    /// [`push`](Self::push) instead. [`commit`](Self::commit) follows.
     #[inline(always)]
-    pub(super) fn place_short(&mut self, conn: &Conn, len: usize) -> Option<*mut u8> {
+    pub(super) fn reserve_short(&mut self, conn: &Conn, len: usize) -> Option<*mut u8> {
         if !self.locate_next(conn).ok()? || len > self.room as usize {
             return None;
         }
         Some(self.to)
     }
 
-    /// The frame that was written to the next buffer, where there is room for it, has `len` bytes.
+    /// Commits a frame of `len` bytes that was written to the reserved buffer.
     #[inline(always)]
     pub(super) fn commit(&mut self, len: u32) {
         let desc = Desc::new(0, self.desc.region(), len, 0);
@@ -219,10 +219,10 @@ impl Sender {
         self.room = 0;
     }
 
-    /// A frame that is longer than the client's buffers.
+    /// Writes a frame that is longer than the client's buffers into a chain of them.
     #[cold]
     #[inline(never)]
-    fn push_in_pieces(
+    fn push_chained(
         &mut self,
         conn: &Conn,
         frame: &TxFrame<'_>,
@@ -232,13 +232,13 @@ impl Sender {
         frame.copy_to(whole);
         let (mut at, mut done) = (self.at, 0);
         while done < len {
-            if at.wrapping_sub(self.at) == pieces_max(self.ring.count()) {
+            if at.wrapping_sub(self.at) == chain_max(self.ring.count()) {
                 return Ok(Pushed::Long);
             }
-            if !self.may_fill(at)? {
+            if !self.has_slot(at)? {
                 return Ok(Pushed::Full);
             }
-            let (to, desc) = self.place(conn, at)?;
+            let (to, desc) = self.next_buffer(conn, at)?;
             let piece = (len - done).min(desc.len() as usize);
             if piece == 0 {
                 return Err(Broken);
@@ -254,16 +254,16 @@ impl Sender {
         Ok(Pushed::Sent)
     }
 
-    /// Whether there is something that the receiver does not know of.
+    /// Whether frames were written that are not published.
     #[inline(always)]
     pub(super) fn has_unpublished(&self) -> bool {
-        self.at != self.told
+        self.at != self.published
     }
 
-    /// Shows the receiver what was filled.
+    /// Publishes the written slots to the receiver.
     #[inline(always)]
     pub(super) fn publish(&mut self) {
-        self.told = self.at;
+        self.published = self.at;
         // SAFETY: an index of the ring, which the connection keeps mapped. Release: who sees the
         // index sees the frames.
         unsafe { &*self.own_index }.store(self.at, Release);
@@ -285,9 +285,9 @@ impl Sender {
         true
     }
 
-    /// Fetches what the next frame will be written to.
+    /// Prefetches the buffer of the next frame.
     #[inline(always)]
-    pub(super) fn warm(&mut self, conn: &Conn) -> Result<(), Broken> {
+    pub(super) fn prefetch_buffer(&mut self, conn: &Conn) -> Result<(), Broken> {
         if self.locate_next(conn)? {
             prefetch_to_write(self.to);
             prefetch_to_write(self.to.wrapping_add(64));
@@ -308,7 +308,7 @@ pub(super) struct Receiver {
     given: u16,
     ahead: u16,
     /// Slots that are given back together.
-    batch: u16,
+    release_batch: u16,
     /// The last that will come, if the other side has left.
     end: Option<u16>,
     /// Where the last frame was, and the one before: where the next may be.
@@ -320,7 +320,7 @@ pub(super) enum RxItem {
     /// A frame of so many bytes.
     Frame(*const u8, u32),
     /// The first piece of one.
-    Pieces,
+    Chain,
     /// What is none.
     Bad,
 }
@@ -337,7 +337,7 @@ impl Receiver {
             at: 0,
             given: 0,
             ahead,
-            batch: batch(ring.count()),
+            release_batch: release_batch(ring.count()),
             end: None,
             seen: [0; 2],
         };
@@ -352,13 +352,13 @@ impl Receiver {
         unsafe { &*self.own_index }.store(self.given.wrapping_add(self.ahead), Release);
     }
 
-    /// Where it is, for who looks whether there is more.
+    /// The receive index, to compare with the ring for further frames.
     #[inline(always)]
     pub(super) fn at(&self) -> u16 {
         self.at
     }
 
-    /// How many slots have come.
+    /// Number of slots with received data.
     #[inline(always)]
     pub(super) fn pending(&self) -> Result<u16, Broken> {
         let peer_index = match self.end {
@@ -375,7 +375,7 @@ impl Receiver {
         Ok(count)
     }
 
-    /// Takes note that the other side has left: what has come is all.
+    /// The peer has left: no further slots will arrive.
     pub(super) fn close(&mut self) {
         if self.end.is_none() {
             // SAFETY: an index of the ring, which the connection keeps mapped. Acquire: the frames
@@ -384,7 +384,8 @@ impl Receiver {
         }
     }
 
-    /// Fetches what the next slot likely holds, all at once: else each would wait for the last.
+    /// Prefetches the descriptor and the data of the next slot together. The address of data in
+    /// buffers of the peer is predicted, since reading it would wait for the descriptor.
     #[inline(always)]
     pub(super) fn prefetch_next(&self) {
         prefetch(self.ring.desc_at(self.at));
@@ -399,18 +400,18 @@ impl Receiver {
         prefetch(next.wrapping_add(64));
     }
 
-    /// Takes the next slot, which has come.
+    /// Takes the next slot, which has arrived.
     #[inline(always)]
     pub(super) fn take(&mut self, conn: &Conn, frame_max: usize) -> RxItem {
         let desc = self.ring.desc(self.at);
         let Some((from, len)) = self.locate(conn, desc) else {
-            self.skip();
+            self.skip_slot();
             return RxItem::Bad;
         };
         if desc.flags() & NEXT != 0 {
-            return RxItem::Pieces;
+            return RxItem::Chain;
         }
-        self.skip();
+        self.skip_slot();
         if len as usize > frame_max || (len as usize) < ETH_HDR_LEN {
             return RxItem::Bad;
         }
@@ -418,19 +419,19 @@ impl Receiver {
         RxItem::Frame(from, len)
     }
 
-    /// Where the bytes of slot `at` are.
+    /// Address and length of the data of a descriptor.
     #[inline(always)]
     fn locate(&self, conn: &Conn, desc: Desc) -> Option<(*const u8, u32)> {
         let from = match &self.own {
             Some(own) if desc.len() <= own.len => own.at(self.at & self.ring.mask),
             Some(_) => return None,
-            None => conn.place(desc)?,
+            None => conn.locate(desc)?,
         };
         Some((from.cast_const(), desc.len()))
     }
 
     #[inline(always)]
-    fn skip(&mut self) {
+    fn skip_slot(&mut self) {
         self.at = self.at.wrapping_add(1);
     }
 
@@ -438,12 +439,17 @@ impl Receiver {
     /// have come, and copies it to `whole`. None if it is none.
     #[cold]
     #[inline(never)]
-    pub(super) fn join(&mut self, conn: &Conn, count: u16, whole: &mut [u8]) -> Option<usize> {
+    pub(super) fn copy_chain(
+        &mut self,
+        conn: &Conn,
+        count: u16,
+        whole: &mut [u8],
+    ) -> Option<usize> {
         let (mut done, mut fits) = (0, true);
         for _ in 0..count {
             let desc = self.ring.desc(self.at);
             let found = self.locate(conn, desc);
-            self.skip();
+            self.skip_slot();
             let room = found.and_then(|(_, len)| whole.get_mut(done..done + len as usize));
             match (found, room) {
                 // SAFETY: `len` bytes at `from` are mapped (`locate`), and `room` is as long.
@@ -461,16 +467,16 @@ impl Receiver {
         None
     }
 
-    /// Gives back what was taken, if it is enough to be worth it.
+    /// Releases the taken slots, if they are a batch.
     #[inline(always)]
-    pub(super) fn give_back(&mut self) {
-        if self.at.wrapping_sub(self.given) >= self.batch {
-            self.give_all_back();
+    pub(super) fn release(&mut self) {
+        if self.at.wrapping_sub(self.given) >= self.release_batch {
+            self.release_all();
         }
     }
 
     #[inline(never)]
-    fn give_all_back(&mut self) {
+    fn release_all(&mut self) {
         if let Some(own) = &self.own {
             while self.given != self.at {
                 let place = self.given & self.ring.mask;

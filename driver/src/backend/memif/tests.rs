@@ -193,7 +193,7 @@ fn a_frame_longer_than_the_ring_waits_for_nothing() {
 /// Goal: that a frame does not fit is told with the number that decides, and once, not for each
 /// connection: a client that comes back has the same ring.
 #[test]
-fn a_short_ring_is_told_of_once() {
+fn a_short_ring_is_logged_once() {
     let short = MemifSettings { log2_ring: Some(4), bsize: Some(270), ..fresh() };
     let long = MemifSettings { mtu: Some(40_000), bsize: None, ..short.clone() };
     let mut server = open(&server(&long));
@@ -253,7 +253,7 @@ fn the_other_side_leaves_and_comes_back() {
             assert!(begun.elapsed() < Duration::from_secs(10), "nobody noticed");
         }
         // It hears of that before it has polled for what was sent.
-        stays.polls_to_look = 1;
+        stays.polls_to_check = 1;
         while got.len() < 40 {
             assert!(begun.elapsed() < Duration::from_secs(10), "{} of 40", got.len());
             got.extend(drain(&mut ports[1 - place]));
@@ -357,7 +357,7 @@ fn looks(port: &Memif) -> i64 {
 /// Goal: who sleeps while nothing comes takes little, and less without a server; but looks before
 /// a sender's longest timeout.
 #[test]
-fn a_sleeper_looks_seldom() {
+fn a_sleeper_polls_seldom() {
     let count = looks(&open(&fresh()));
     assert!((1..10).contains(&count), "{count} times in half a second");
     let mut pair = pair(&fresh());
@@ -371,7 +371,7 @@ fn a_sleeper_looks_seldom() {
 /// Goal: a frame that woke nobody is found, and others soon from then on, also if the next ones
 /// wake; many wake-ups, and the sender is trusted again.
 #[test]
-fn a_sender_that_seldom_wakes_is_found_out() {
+fn a_peer_that_skips_wake_ups_is_detected() {
     let mut ports = pair(&fresh());
     ports.iter_mut().for_each(|port| drop(drain(port)));
     let misses = |ports: &[Memif; 2]| ports[0].shared.misses.load(Relaxed);
@@ -424,13 +424,13 @@ fn a_frame_in_pieces_is_one_frame() {
         assert_eq!(usize::from(count), len.div_ceil(512));
         whole.fill(0);
         match rx.take(&at_client, 5000) {
-            RxItem::Pieces => assert_eq!(rx.join(&at_client, count, &mut whole), Some(len)),
+            RxItem::Chain => assert_eq!(rx.copy_chain(&at_client, count, &mut whole), Some(len)),
             RxItem::Frame(..) => assert!(len <= 512),
             RxItem::Bad => panic!("{len}"),
         }
         assert!(len <= 512 || whole[..len] == bytes, "{len}");
         assert_eq!(rx.pending(), Ok(0));
-        rx.give_back();
+        rx.release();
     }
     // More than all buffers hold.
     let frame = TxFrame::whole(&[1; 9000]);
@@ -443,12 +443,12 @@ fn a_frame_in_pieces_is_one_frame() {
     let last = at_server.tx.ring.words(1);
     Desc::new(NEXT, 0, 512, 0).write_len_to(last);
     tx.publish();
-    assert!(matches!(rx.take(&at_client, 5000), RxItem::Pieces));
-    assert_eq!(rx.join(&at_client, 2, &mut whole), None);
+    assert!(matches!(rx.take(&at_client, 5000), RxItem::Chain));
+    assert_eq!(rx.copy_chain(&at_client, 2, &mut whole), None);
 }
 
 #[test]
-fn clients_that_say_what_cannot_be_are_refused() {
+fn clients_with_invalid_messages_are_refused() {
     let made = ClientMemory::new(LAYOUT).unwrap();
     let len = made.len as u64;
     let rules = rules();
@@ -517,7 +517,7 @@ fn clients_that_say_what_cannot_be_are_refused() {
 
 /// Clients that hang up, hold still or talk nonsense at every step, while a right one comes.
 #[test]
-fn a_server_outlives_its_guests() {
+fn a_server_outlives_its_clients() {
     let settings = fresh();
     let mut at_server = open(&server(&settings));
     let at = address(&settings.socket).unwrap();
@@ -555,7 +555,7 @@ fn a_server_outlives_its_guests() {
 
 /// Goal: nobody uses up a server's descriptors by what it sends along.
 #[test]
-fn descriptors_that_nobody_asked_for_are_closed() {
+fn unexpected_descriptors_are_closed() {
     let settings = fresh();
     let _at_server = open(&server(&settings));
     let file = OwnedFd::from(tempfile::tempfile().unwrap());
@@ -575,7 +575,7 @@ fn descriptors_that_nobody_asked_for_are_closed() {
 /// Goal: clients whose descriptors are slow to close, one that is no event, one that nobody asked
 /// for, and one that was never looked at, hold up neither who comes after them nor who closes.
 #[test]
-fn a_server_does_not_wait_for_what_its_guests_hand_over() {
+fn a_server_does_not_wait_for_a_slow_close() {
     let settings = fresh();
     let at_server = open(&server(&settings));
     let (tell, told) = std::sync::mpsc::channel();

@@ -88,10 +88,10 @@ impl Shared {
         self.state().made.len() < QUEUE
     }
 
-    /// A connection was made.
+    /// Queues a new connection for the port.
     pub(super) fn made(&self, conn: &Arc<Conn>) {
         self.state().made.push_back(Arc::clone(conn));
-        self.changed();
+        self.notify_port();
     }
 
     /// The other side has woken us, or has failed to.
@@ -115,8 +115,8 @@ impl Shared {
         }
     }
 
-    /// The port is to look.
-    pub(super) fn changed(&self) {
+    /// Makes the port check its connection.
+    pub(super) fn notify_port(&self) {
         self.epoch.fetch_add(1, SeqCst);
         self.bell.ring();
     }
@@ -145,7 +145,7 @@ impl PortWaiter for Waiter {
         let shared = &*self.0;
         let (conn, seen) = shared.begin_sleep();
         let bell = readable(shared.bell.fd());
-        let event = conn.as_ref().and_then(|conn| conn.rx.event.waits_at());
+        let event = conn.as_ref().and_then(|conn| conn.rx.event.poll_fd());
         let may_hear = || event.is_some() && shared.misses.load(Relaxed) == 0;
         // Without a connection only the bell says that something has happened.
         let mut look = if conn.is_some() { RECHECK } else { timeout };
@@ -172,7 +172,7 @@ impl PortWaiter for Waiter {
                 shared.bell.clear();
             }
             if let Some(conn) = conn.as_ref().filter(|_| fds[1].revents != 0) {
-                conn.rx.event.heard();
+                conn.rx.event.clear();
                 shared.record_wakeup(0);
             }
             if is_found && !is_heard && !is_first {

@@ -53,21 +53,21 @@ fn check_eventfd_by(dir: &str, fd: DeferredClose<OwnedFd>) -> Result<OwnedFd, &'
 }
 
 impl Event {
-    /// One that we wait for.
+    /// An eventfd that this side waits on.
     ///
     /// # Errors
     /// It is none.
-    pub(super) fn to_wait(fd: OwnedFd) -> io::Result<Self> {
+    pub(super) fn for_waiting(fd: OwnedFd) -> io::Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         epoll.add(&fd, EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLET, 0))?;
         Ok(Self { fd, how: How::Wait(epoll) })
     }
 
-    /// One that we raise.
+    /// An eventfd that this side raises.
     ///
     /// # Errors
     /// It is none.
-    pub(super) fn to_ring(fd: OwnedFd) -> io::Result<Self> {
+    pub(super) fn for_raising(fd: OwnedFd) -> io::Result<Self> {
         if let Ok(raiser) = Raiser::new() {
             // Says whether it is an event at all.
             raiser.raise(&fd)?;
@@ -78,16 +78,16 @@ impl Event {
         Ok(Self { fd, how: How::Write })
     }
 
-    /// What to sleep on.
-    pub(super) fn waits_at(&self) -> Option<i32> {
+    /// The descriptor to poll.
+    pub(super) fn poll_fd(&self) -> Option<i32> {
         match &self.how {
             How::Wait(epoll) => Some(epoll.0.as_raw_fd()),
             How::Raise(_) | How::Write => None,
         }
     }
 
-    /// Takes note of what happened, so that the next sleep is for something else.
-    pub(super) fn heard(&self) {
+    /// Clears the event, so that the next sleep waits for a new one.
+    pub(super) fn clear(&self) {
         let How::Wait(epoll) = &self.how else { return };
         // It is there or not: nothing is left to do about it.
         let _ = epoll.wait(&mut [EpollEvent::empty()], EpollTimeout::ZERO);
@@ -174,17 +174,17 @@ mod tests {
     }
 
     fn waits(event: &Event) -> bool {
-        let mut fds = [super::super::super::readable(event.waits_at().unwrap())];
+        let mut fds = [super::super::super::readable(event.poll_fd().unwrap())];
         super::super::super::sleep(&mut fds, Duration::ZERO);
-        event.heard();
+        event.clear();
         fds[0].revents != 0
     }
 
     #[test]
-    fn every_ring_is_heard_once() {
+    fn every_raise_is_seen_once() {
         let fd = event(0);
         let (rings, hears) =
-            (Event::to_ring(fd.try_clone().unwrap()).unwrap(), Event::to_wait(fd).unwrap());
+            (Event::for_raising(fd.try_clone().unwrap()).unwrap(), Event::for_waiting(fd).unwrap());
         // To find out what it is raises it.
         waits(&hears);
         for _ in 0..20 {
@@ -196,19 +196,19 @@ mod tests {
 
     /// Goal: an event that is full and blocks does not hold us up.
     #[test]
-    fn a_full_event_is_no_trouble() {
+    fn raising_a_full_eventfd_does_not_fail() {
         let fd = event(0);
         let full = u64::MAX - 1;
         // SAFETY: reads eight bytes of a number that lives.
         assert_eq!(unsafe { libc::write(fd.as_raw_fd(), (&raw const full).cast(), 8) }, 8);
         let begun = Instant::now();
-        let rings = Event::to_ring(fd).unwrap();
+        let rings = Event::for_raising(fd).unwrap();
         (0..10).for_each(|_| rings.ring());
         assert!(begun.elapsed() < Duration::from_secs(5));
     }
 
     #[test]
-    fn what_is_no_event_is_refused() {
+    fn a_descriptor_that_is_no_eventfd_is_refused() {
         // SAFETY: takes numbers and touches no memory.
         let epoll =
             crate::backend::owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) }).unwrap();

@@ -255,7 +255,7 @@ mod tests {
         root
     }
 
-    fn why_not(first: Option<&str>, second: Option<&str>) -> Option<String> {
+    fn unusable_reason_of(first: Option<&str>, second: Option<&str>) -> Option<String> {
         let root = machine(first, second);
         let nics = nics_in(&root.path().join("devices"));
         assert_eq!(
@@ -270,13 +270,13 @@ mod tests {
 
     #[test]
     fn a_nic_says_what_keeps_it_from_being_used() {
-        assert_eq!(why_not(Some("vfio-pci"), None), None);
-        assert_eq!(why_not(Some("vfio-pci"), Some("vfio-pci")), None);
-        let own = why_not(Some("e1000e"), None).unwrap();
+        assert_eq!(unusable_reason_of(Some("vfio-pci"), None), None);
+        assert_eq!(unusable_reason_of(Some("vfio-pci"), Some("vfio-pci")), None);
+        let own = unusable_reason_of(Some("e1000e"), None).unwrap();
         let bind = format!("sudo {} --bind 0000:05:00.0", setup::command());
         assert_eq!(own, format!("driven by e1000e; {bind} (eth0 stops working then)"));
-        assert!(why_not(None, None).unwrap().starts_with("not bound to vfio-pci; sudo"));
-        let shared = why_not(Some("vfio-pci"), Some("e1000e")).unwrap();
+        assert!(unusable_reason_of(None, None).unwrap().starts_with("not bound to vfio-pci; sudo"));
+        let shared = unusable_reason_of(Some("vfio-pci"), Some("e1000e")).unwrap();
         assert!(shared.contains("0000:05:00.1 (e1000e)"), "{shared}");
         assert!(shared.contains(&format!("{bind} 0000:05:00.1")), "{shared}");
     }

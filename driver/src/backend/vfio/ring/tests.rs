@@ -28,7 +28,7 @@ fn virtq() -> (Block, Virtq, VirtqDevice) {
 }
 
 #[test]
-fn a_layout_keeps_its_parts_apart() {
+fn parts_of_a_layout_do_not_overlap() {
     for count in (0..=15).map(|shift| 1_u16 << shift) {
         let n = count as usize;
         let at = Layout::of(count);
@@ -44,7 +44,7 @@ fn a_layout_keeps_its_parts_apart() {
 /// the wrap of the 16-bit indices. Method: random posts, publications, completions out of order
 /// and takes, far more than 65,536, against queues of numbers.
 #[test]
-fn buffers_come_back_once_across_the_wrap() {
+fn buffers_complete_once_across_the_wrap() {
     let (_block, mut driver, mut device) = virtq();
     for id in 0..COUNT {
         driver.describe(id, 0x1000 * u64::from(id), 100 + u32::from(id), id % 2 == 0);
@@ -131,7 +131,7 @@ fn a_chain_is_posted_by_its_head() {
 }
 
 #[test]
-fn a_kick_is_left_out_when_the_device_says_so() {
+fn a_kick_is_suppressed_on_request_of_the_device() {
     let (_block, driver, device) = virtq();
     assert!(driver.wants_kick());
     device.set_kicks(false);
@@ -142,7 +142,7 @@ fn a_kick_is_left_out_when_the_device_says_so() {
 /// caller's until it is published, and is posted again once. Method: takes, publications and
 /// completions out of order, across the wrap of the indices and of the periods.
 #[test]
-fn recycled_buffers_come_back_across_the_wrap() {
+fn recycled_buffers_complete_across_the_wrap() {
     let (_block, mut driver, mut device) = recycled();
     let mut with_device: VecDeque<u16> = (0..COUNT).collect();
     let mut taken: Vec<u16> = Vec::new();
@@ -205,7 +205,7 @@ const MORE: Option<&str> = Some("it returned more buffers than it had");
 const STRANGE: Option<&str> = Some("it returned a buffer that it did not have");
 
 #[test]
-fn interrupts_are_asked_for_and_not() {
+fn interrupts_are_enabled_and_disabled() {
     let (_block, mut driver, device) = recycled();
     assert!(!device.wants_interrupt());
     driver.set_interrupt(true);
@@ -216,7 +216,7 @@ fn interrupts_are_asked_for_and_not() {
 
 /// What a device may do that none should.
 #[test]
-fn entries_that_cannot_be_are_refused() {
+fn invalid_used_entries_are_refused() {
     let broken = |spoil: &dyn Fn(&mut VirtqDevice)| {
         let (_block, mut driver, mut device) = virtq();
         for _ in 0..3 {
@@ -244,7 +244,7 @@ fn entries_that_cannot_be_are_refused() {
 /// The same of a queue whose buffers are all with the device, but for those taken since the last
 /// publication.
 #[test]
-fn entries_that_cannot_be_are_refused_where_buffers_are_recycled() {
+fn invalid_used_entries_of_recycled_buffers_are_refused() {
     let broken = |spoil: &dyn Fn(&mut VirtqDevice), publish: bool| {
         let (_block, mut driver, mut device) = recycled();
         device.used(5, 0);
@@ -271,7 +271,7 @@ fn entries_that_cannot_be_are_refused_where_buffers_are_recycled() {
 
 /// A buffer that comes back after exactly as many periods as there are marks for is no stranger.
 #[test]
-fn a_buffer_may_stay_away_for_long() {
+fn a_buffer_may_complete_late() {
     let (_block, mut driver, mut device) = recycled();
     let mut turn = |id: u16| {
         device.used(id.into(), 0);
@@ -298,7 +298,7 @@ proptest! {
     /// Goal: whatever lies in the memory that the device can write, the driver neither panics nor
     /// names a buffer that is not posted. Method: random bytes over all of it between operations.
     #[test]
-    fn no_scribbling_device_breaks_the_queue(
+    fn hostile_ring_memory_does_not_break_the_queue(
         ops in prop::collection::vec((0..4_u8, any::<u16>(), any::<u64>()), 1..200)
     ) {
         let (block, mut driver, _device) = virtq();
@@ -327,7 +327,7 @@ proptest! {
 
     /// The same where buffers are recycled.
     #[test]
-    fn no_scribbling_device_breaks_the_recycled_queue(
+    fn hostile_ring_memory_does_not_break_the_recycled_queue(
         ops in prop::collection::vec((0..3_u8, any::<u16>(), any::<u64>()), 1..200)
     ) {
         let (block, mut driver, _device) = recycled();
@@ -476,7 +476,7 @@ fn send_in_order<F: Device>() {
 }
 
 #[test]
-fn a_frame_with_an_error_or_without_an_end_is_no_good() {
+fn a_frame_with_an_error_or_without_an_end_is_bad() {
     let (done, end) = (Legacy::DONE, Legacy::END);
     let good = done | end | 60;
     // The last part of a longer frame looks like one, and is none.
@@ -508,7 +508,7 @@ proptest! {
     /// Goal: a device that writes anything anywhere in the ring makes the driver neither panic nor
     /// name a buffer that does not exist, nor give the device an address that is not a buffer's.
     #[test]
-    fn no_scribbling_device_breaks_the_rings(
+    fn hostile_ring_memory_does_not_break_the_rings(
         steps in prop::collection::vec((0..5_u8, any::<u32>(), any::<u64>()), 1..300)
     ) {
         scribble_over::<Legacy>(&steps, Legacy::DONE)?;
@@ -751,7 +751,7 @@ proptest! {
     /// Goal: a vmxnet3 that writes anything anywhere in its rings makes the driver neither panic,
     /// nor name a buffer that does not exist, nor hang.
     #[test]
-    fn no_scribbling_vmxnet3_breaks_the_rings(
+    fn hostile_ring_memory_does_not_break_vmxnet3_rings(
         ops in prop::collection::vec((0..6_u8, any::<u64>(), any::<u64>()), 1..300)
     ) {
         let (v, other) = (vmx(true), vmx(true));
