@@ -807,7 +807,7 @@ mod tests {
         assert_eq!(t.in_use(), 0);
     }
 
-    /// Goal: a buffer is lent if the operation begins, and else comes back, as if nothing had been.
+    /// Goal: a buffer is lent if the operation begins, and otherwise returned unchanged.
     #[test]
     fn a_buffer_is_lent_if_the_operation_begins() {
         let mut t = OpTable::new(2);

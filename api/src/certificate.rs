@@ -283,7 +283,7 @@ mod tests {
         }
     }
 
-    /// What a peer would refuse, each with words of the line that tells it and of what mends it.
+    /// Certificates that a peer would refuse, each with words of the error and of its remedy.
     fn refused(files: &Files, way: &str) -> [&'static str; 2] {
         let (mut params, other) = (leaf(), root("other"));
         let mut by = &files.root;
@@ -363,9 +363,9 @@ mod tests {
     }
 
     /// Goal: a renewed certificate that peers would refuse, or that is too long for the port, is
-    /// kept out and told once; the next one that is good is taken.
+    /// not used and logged once; the next valid one is used.
     #[test]
-    fn a_renewed_certificate_that_is_no_good_is_kept_out() {
+    fn an_invalid_renewed_certificate_is_not_used() {
         let files = Files::new();
         files.issue(&leaf(), &files.root);
         let (own, mut source) = CertSource::open(&files.named()).unwrap();

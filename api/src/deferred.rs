@@ -93,7 +93,7 @@ pub(crate) struct DeferredOp {
     /// Name of deferred work. `None` for a triggered operation, for which only successes of the
     /// counter count.
     pub(crate) name: Option<u64>,
-    /// The endpoint that it is posted to, and the endpoint with whose close it is dropped.
+    /// The endpoint that it is posted to, and the endpoint whose close drops it.
     pub(crate) ep: Option<(EpId, EpId)>,
     pub(crate) completion: Option<CntrId>,
     pub(crate) op: Op,

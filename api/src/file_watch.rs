@@ -241,10 +241,10 @@ mod tests {
         (path, put)
     }
 
-    /// Goal: files that cannot be used change nothing, are told once for each cause, at the second
-    /// look, and are taken as soon as they can be used.
+    /// Goal: unusable files change nothing, are logged once for each cause, at the second check,
+    /// and are used as soon as they are usable.
     #[test]
-    fn bad_files_are_told_once() {
+    fn bad_files_are_logged_once() {
         let dir = tempfile::tempdir().unwrap();
         let (path, put) = number(&dir);
         let (held, mut files) = Tracked::open(Number([path.clone()])).unwrap();

@@ -1100,7 +1100,7 @@ mod tests {
         }
     }
 
-    /// Where keys are of address vectors, what a domain then refuses is not offered.
+    /// With keys of address vectors, features that a domain then refuses are not offered.
     #[test]
     fn keys_of_vectors_offer_no_more_than_they_open() {
         let ask = |port: &str, change: fn(&mut Info)| {
@@ -1121,7 +1121,7 @@ mod tests {
         assert!(ask("fault(loss=0.01):shm", |_| ()).is_ok(), "what may be lost is sealed");
     }
 
-    /// Bits that meant something else then are neither told nor taken.
+    /// Bits with another meaning before 2.0 are neither returned nor accepted.
     #[test]
     fn capabilities_of_2_0_are_not_those_of_an_older_program() {
         let ask = |version, caps| {

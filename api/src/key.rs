@@ -260,7 +260,7 @@ mod tests {
         std::fs::rename(beside, path).unwrap();
     }
 
-    /// What comes of a key file with these bytes and this mode, and of an `auth_key` beside it.
+    /// The result for a key file with these bytes and this mode, and for an `auth_key` beside it.
     fn key(bytes: &[u8], mode: u32, auth_key: &[u8]) -> Made {
         let dir = Dir::new();
         let path = dir.0.join("key");

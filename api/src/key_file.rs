@@ -17,7 +17,7 @@ pub(crate) fn open(path: &Path) -> io::Result<File> {
 /// A kind of file, and which access other users may have.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FileKind {
-    /// As a line has it, such as "key file".
+    /// Its name in messages, such as "key file".
     pub(crate) what: &'static str,
     /// Bits of the mode that it must not have.
     pub(crate) not: u32,

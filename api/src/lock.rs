@@ -948,10 +948,10 @@ mod tests {
         assert_eq!(lock.waiting.load(Ordering::Relaxed), 0);
     }
 
-    /// Goal: a call that comes while the lock becomes shared is not taken for one that is made from
-    /// inside. Method: the gate as it is while the thread that made it shared tries it.
+    /// Goal: a call during the change to a shared lock is not taken for a reentrant one. Method:
+    /// the gate as it is while the thread that made it shared tries it.
     #[test]
-    fn a_call_that_meets_the_change_to_shared_gets_in() {
+    fn a_call_during_the_change_to_shared_enters() {
         let lock = Lock::new(3, Entry::Serial);
         lock.enter_control().expect("nobody is inside").share();
         lock.gate.inside.store(true, Ordering::Relaxed);

@@ -56,9 +56,9 @@ pub struct MrAttr {
 /// registers it. All but [`Alone`](Self::Alone) cost locked instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Shared {
-    /// Where peers may write: other processes if the memory is a shared mapping, and always the
-    /// threads of this process, by atomic instructions of the processor. Elsewhere, and for memory
-    /// that the region owns, nobody.
+    /// If peers may write: other processes if the memory is a shared mapping, and always the
+    /// threads of this process, by atomic instructions of the processor. Otherwise, and for memory
+    /// that the region owns, none.
     #[default]
     Mapped,
     /// Nobody.
@@ -193,8 +193,7 @@ impl MrCommon {
         self.dom.enter_control()?.node().responder().mr_bind_ep(self.id, ep.id)
     }
 
-    /// Ends the registration, and says whether it could: not from another thread than an owned
-    /// domain's.
+    /// Ends the registration. False if this is another thread than that of an owned domain.
     fn end(&mut self) -> bool {
         let Ok(mut core) = self.dom.lock.enter_to_close() else { return false };
         let now = Engine::now();

@@ -827,7 +827,7 @@ mod tests {
         Names::Udp { ip: OURS.into(), port, by_kernel: true }
     }
 
-    /// A segment on which these answer, whoever is asked for.
+    /// A segment on which these stations answer every query.
     #[derive(Default)]
     struct Segment(Vec<Here>);
 
@@ -862,10 +862,11 @@ mod tests {
         names.find_by(node, Some(service), AddrRole::Source, false, &Segment::default())
     }
 
-    /// Goal: where services are asked for, the first answer is the address, whichever call asks and
-    /// by whatever name; none says who was asked; and an own name is a service of this host.
+    /// Goal: on a port with queries the first answer is the address, for each call and each form of
+    /// the name; without an answer the error says that all stations were asked; and an own name is
+    /// a service of this host.
     #[test]
-    fn where_services_are_asked_for_the_first_answer_counts() {
+    fn the_first_answer_to_a_query_is_the_address() {
         let names = Names::Queried { ip: Ipv4Addr::new(10, 1, 1, 1) };
         let here = |station, ep| Here {
             station: Station::at([2, 0, 0, 0, 0, station]),
@@ -949,9 +950,9 @@ mod tests {
         }
     }
 
-    /// Goal: who is asked for as this host is asked for by what no other host has.
+    /// Goal: a query for this host uses names that no other host has.
     #[test]
-    fn this_host_is_asked_for_by_what_it_has_alone() {
+    fn this_host_is_queried_by_its_unique_names() {
         let own = Ipv4Addr::new(10, 1, 1, 1);
         let ours = Query::new(None, &[own.into()], 7);
         for ips in [&[][..], &[Ipv4Addr::LOCALHOST.into()], &[Ipv4Addr::UNSPECIFIED.into()]] {
@@ -986,7 +987,8 @@ mod tests {
         assert_eq!((exact.ep, exact.station.to_string().as_str()), (3, "02:00:00:00:00:05"));
     }
 
-    /// Goal: each service has one address, which says it, and what cannot be said is known.
+    /// Goal: each service has one address, from which it is recovered; four services share a UDP
+    /// port; and an address that no service has is recognized.
     #[test]
     fn every_service_names_its_address_and_four_have_one_port() {
         let host = Ipv4Addr::new(10, 1, 2, 3);
@@ -1005,8 +1007,8 @@ mod tests {
         assert!(udp(None).services().eq(DEFAULT_PORTS) && Names::Labels.services().count() == 0);
     }
 
-    /// Goal: on a port with an IPv6 address hosts of its 96 bits are addresses by arithmetic, both
-    /// ways and by every form, and others are told of with the prefix.
+    /// Goal: on a port with an IPv6 address, hosts of its 96-bit prefix map to addresses and back,
+    /// in every form, and the error for other hosts names the prefix.
     #[test]
     fn hosts_of_a_prefix_are_addresses() {
         let ip: IpAddr = "2001:db8::a01:107".parse().unwrap();

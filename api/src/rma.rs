@@ -226,7 +226,7 @@ impl Endpoint {
     }
 }
 
-/// `fi_inject_write` and `fi_inject_writedata`. A failure comes back with `context`.
+/// `fi_inject_write` and `fi_inject_writedata`. An error entry has `context`.
 pub(crate) fn inject(
     ep: &EpCommon,
     buf: IoBuf,

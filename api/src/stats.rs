@@ -835,8 +835,8 @@ mod tests {
         assert_eq!(s.sessions[7].state, "idle");
     }
 
-    /// Goal: nobody's domain is hidden behind what another user says of the same process, port and
-    /// address, however old that pretends to be.
+    /// Goal: a file of another user for the same process, port and address does not hide a domain's
+    /// own file, whatever age it claims.
     #[test]
     fn a_process_is_shown_by_its_own_user_first() {
         if !nix::unistd::geteuid().is_root() {
@@ -898,9 +898,9 @@ mod tests {
         [a, b]
     }
 
-    /// Goal: what is stored costs an update nothing. Method: the fastest of many updates with 10
-    /// messages that nobody has asked for, and with 100,000; a walk over these takes a thousand
-    /// times as long.
+    /// Goal: the cost of an update does not depend on the number of stored messages. Method: the
+    /// fastest of many updates with 10 unexpected messages and with 100,000; a walk over these
+    /// takes a thousand times as long.
     #[test]
     fn an_update_costs_the_same_whatever_is_stored() {
         let fastest = |count| {

@@ -354,8 +354,8 @@ impl Sleep {
         }
     }
 
-    /// Sleeps until the epoch is not `seen` any more, the port has something (if `may_lead` and
-    /// nobody else does), or `timeout` is over. May return early.
+    /// Sleeps until the epoch differs from `seen`, the port has an event (if `may_lead` and no
+    /// other thread is leader), or `timeout` has passed. May return early.
     pub(crate) fn sleep(&self, seen: u64, timeout: Duration, may_lead: bool) {
         let timeout = timeout.min(LONGEST);
         let mut led = self.lock();
@@ -394,8 +394,8 @@ impl Sleep {
         port.map(|port| port.wait(timeout)).is_some()
     }
 
-    /// Gives a wake-up, which another thread that slept on the port may have taken, to whoever
-    /// leads.
+    /// Passes a wake-up of the port on to the leader: another thread that slept on the port may
+    /// have consumed it.
     pub(crate) fn pass_on(&self) {
         if self.is_led() {
             self.wake_port();

@@ -1,7 +1,7 @@
 //! Queries for the server of a service at a host, on ports where the address cannot be computed:
 //! WHO and HERE of `docs/wire.md`, "Names".
 //!
-//! # When queries are sent, and by whom
+//! # When queries are sent
 //! When an address is resolved: in `fi_getinfo`, and when one is inserted. Both wait for at most
 //! [`QUERY_TIMEOUT`], for each 512 hosts that are queried at once. Resolving a name while messages
 //! wait for it would avoid that wait. But programs use `fi_getinfo` to find out whether a host

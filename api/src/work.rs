@@ -169,13 +169,13 @@ impl EpCommon {
         let _ = self.condition_reader.set(read);
     }
 
-    /// Keeps an operation with `FI_TRIGGER`, whose flag has been taken away, until the condition
-    /// that its context says is met.
+    /// Keeps an operation with `FI_TRIGGER`, whose flag has been removed, until the condition in
+    /// its context is met.
     ///
     /// # Errors
     /// - [`Error::BadFlags`]: the endpoint has no `FI_TRIGGER`.
     /// - [`Error::OpBadState`]: the endpoint is not enabled.
-    /// - [`Error::Invalid`], [`Error::NoSys`]: the context says no condition of this domain.
+    /// - [`Error::Invalid`], [`Error::NoSys`]: the context has no condition of this domain.
     /// - [`Error::MsgTooLong`]: it is injected, and too long for that. [`Error::NoMem`].
     pub(crate) fn trigger(&self, context: u64, mut op: Op) -> Result<()> {
         let read = self.condition_reader.get().filter(|_| self.caps().contains(Caps::TRIGGER));

@@ -493,8 +493,9 @@ mod tests {
         fs::remove_dir_all(&dir).unwrap();
     }
 
-    /// Goal: what another user writes costs the reader no more than it does him, and no terminal
-    /// obeys it. Method: a long file without memory that tells of as many rows as there may be.
+    /// Goal: a file of another user costs the reader no more memory than it costs that user, and no
+    /// control character of it reaches a terminal. Method: a long sparse file with the largest row
+    /// counts.
     #[test]
     fn a_file_that_lies_is_read_within_bounds() {
         const MANY: Shape = {
@@ -545,9 +546,9 @@ mod tests {
         fs::remove_dir(&dir).unwrap();
     }
 
-    /// Goal: who publishes another layout is told of while it lives.
+    /// Goal: a live process that publishes another layout is reported as such.
     #[test]
-    fn another_layout_is_told_from_damage() {
+    fn another_layout_is_distinguished_from_damage() {
         let dir = own_dir("layout");
         let mut writer = create(&dir);
         writer.update(|_, _| {});
@@ -563,8 +564,9 @@ mod tests {
         fs::remove_dir(&dir).unwrap();
     }
 
-    /// Goal: what died is removed, and not what lives, whatever process ids say. Method: files
-    /// that name this process and another one, with a lock and without.
+    /// Goal: files of dead writers are removed, and those of live ones are not, whatever the
+    /// process ids in them. Method: files that name this process and another one, with a lock and
+    /// without.
     #[test]
     fn files_of_the_dead_are_removed() {
         let dir = own_dir("dead");

@@ -3,8 +3,9 @@
 //! The monitor creates a segment of shared memory whose name follows from that of the process'
 //! statistics file ([`segment`]), joins it, and [requests](request) a capture. At its next update
 //! the process sees the request, joins the segment as well, and copies each frame there until no
-//! monitor lives. A process without a request pays nothing. Whoever may write the statistics file
-//! may request: the process' user, if it sees the same /dev/shm, and root.
+//! monitor lives. A process without a request pays nothing. A request needs write
+//! permission on the statistics file: the process' user has it, if it sees the same /dev/shm, and
+//! root.
 
 use std::io;
 use std::path::{Path, PathBuf};
