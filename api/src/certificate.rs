@@ -334,7 +334,7 @@ mod tests {
     ];
 
     #[test]
-    fn what_peers_would_refuse_is_told_when_it_is_read() {
+    fn certificates_that_peers_would_refuse_are_refused_at_load() {
         let files = Files::new();
         for way in WAYS {
             let [says, mends] = refused(&files, way);

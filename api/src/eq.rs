@@ -661,7 +661,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_asked_for_is_refused() {
+    fn calls_on_an_event_queue_without_the_feature_are_refused() {
         let q = Eq::open(EqAttr::default()).unwrap();
         assert_eq!(q.write(0, &[]).unwrap_err().fi_errno(), 95);
         assert_eq!(q.sread(&mut [], 0), Err(Error::NoSys));

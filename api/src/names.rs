@@ -1137,7 +1137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_nobody_says_who_was_asked() {
+    fn the_error_of_an_unknown_host_says_what_was_queried() {
         let names = Names::Labels;
         for (names, node, service, numeric, says) in [
             // TEST-NET-1: nobody's.

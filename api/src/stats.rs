@@ -781,7 +781,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_what_is_read() {
+    fn published_statistics_are_read_back() {
         let mut engine = engine();
         engine.node_mut().eps.open(Default::default()).unwrap();
         let mut publisher = Publisher::try_create(&std::env::temp_dir(), 4096).unwrap();

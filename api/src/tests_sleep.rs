@@ -56,7 +56,7 @@ impl Side {
 /// the loop then. Method: a receive of a long message that was announced, which is pulled, in a
 /// segment, where no timer runs.
 #[test]
-fn who_sleeps_on_the_port_turns_the_loop_for_what_another_thread_posts() {
+fn a_thread_asleep_on_the_port_drives_operations_of_other_threads() {
     let name = format!("shm:sleeps-{}", std::process::id());
     let [a, b] = [(); 2].map(|()| side_on(barewire_driver::open::open(&name).unwrap(), |_, _| {}));
     b.ep.send(Buf::zeroed(1 << 20), b.knows(&a), 1).unwrap();
@@ -117,7 +117,7 @@ fn the_receive_thread_takes_no_wake_up_from_the_program() {
 /// is reached. Method: the wake-ups of the domain, of which one that finds nothing must not be the
 /// cause of another.
 #[test]
-fn who_waits_for_more_sleeps_on_when_less_is_reached() {
+fn a_waiter_with_a_higher_threshold_sleeps_on() {
     let (a, _b) = Loopback::pair();
     let a = side(a, |_, _| {});
     let cntr = a.domain.cntr_open(CntrAttr::default()).unwrap();

@@ -101,7 +101,7 @@ fn objects_within(limits: &str, args: &[&str]) -> Vec<serde_json::Value> {
 /// Goal: `doctor` and `info` say whether a memif can be made here, and why not if not. Method: with
 /// everything; without a descriptor for its socket; without room for its memory.
 #[test]
-fn what_a_memif_lacks_is_said() {
+fn doctor_and_info_say_why_a_memif_cannot_be_made() {
     let no_memory = "ulimit -f 0";
     let cases = [
         ("true", None),

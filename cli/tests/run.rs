@@ -1430,7 +1430,7 @@ fn capture_that_waits_for_a_reader_hears_signals() {
 /// third endpoint sends both of them what neither can have said, more of each than receives wait
 /// for it, while a run goes on.
 #[test]
-fn what_strangers_say_ends_no_run() {
+fn frames_of_other_stations_do_not_end_a_run() {
     let port = segment();
     let stderr = tempfile::NamedTempFile::new().unwrap();
     let to = stderr.reopen().unwrap();

@@ -191,7 +191,7 @@ fn systemd_understands_the_units() {
 /// Goal: a switch with room says nothing of it, and one whose starter cannot be told, or reads
 /// nothing, does its work.
 #[test]
-fn who_does_not_listen_is_not_waited_for() {
+fn a_switch_does_not_wait_for_the_reader_of_its_output() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
     let full = listener(Path::new(&at("full")));

@@ -64,7 +64,7 @@ fn said(output: &Output) -> String {
 /// route of another table, or of IPv6 alone, and Open vSwitch is told of, whose bridges the kernel
 /// does not link; nothing else is kept.
 #[test]
-fn what_carries_a_default_route_is_told() {
+fn all_interfaces_with_a_default_route_are_found() {
     if !may_test() {
         return;
     }
@@ -99,7 +99,7 @@ fn what_carries_a_default_route_is_told() {
 
 /// Goal: what cannot be given back is told, is the only thing that stays, and goes the next time.
 #[test]
-fn what_cannot_be_given_back_waits_for_the_next_undo() {
+fn a_change_that_cannot_be_undone_is_kept_for_the_next_undo() {
     if !may_test() {
         return;
     }

@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_not_removed() {
+    fn removing_an_absent_key_changes_nothing() {
         let mut table = Index::<u32>::with_capacity(0);
         table.remove(poor(1), 0, |_| 0);
         table.insert(poor(1), 3, |_| poor(1));
@@ -202,7 +202,7 @@ mod tests {
 
     /// Room for `n` suffices for `n`: no rehash.
     #[test]
-    fn what_was_asked_for_is_enough() {
+    fn the_requested_capacity_suffices() {
         for n in [1, 14, 15, 4096, 100_000] {
             let mut table = Index::<u32>::with_capacity(n);
             let (at, cells) = (table.cells.as_ptr(), table.cells.len());

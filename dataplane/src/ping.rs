@@ -978,7 +978,7 @@ mod tests {
     /// not disturb a ping that the station answers, and are the verdict only if it does not answer:
     /// frames of another version, replayed RSTs, RSTs with a publicly computable tag.
     #[test]
-    fn what_strangers_say_ends_and_delays_nothing() {
+    fn forged_frames_do_not_disturb_a_ping() {
         let root = Root::new();
         let keys = [1, 2].map(|n| ring(7, Mode::Encrypted, n));
         let certs = [1, 2].map(|n| certified(&root, &format!("spiffe://a.org/{n}"), n));
@@ -1025,7 +1025,7 @@ mod tests {
     /// Goal: no frame of a station can cause a panic or keep the ping from ending. Method: answers
     /// with one byte changed, each in turn.
     #[test]
-    fn whatever_comes_back_it_ends() {
+    fn a_ping_ends_whatever_frames_arrive() {
         for at in 0..104 {
             for flip in [1, 0x80, 0xff] {
                 ask(

@@ -903,7 +903,7 @@ mod tests {
     /// rarely, sees the error at the second poll after the port's check, not only at the poll that
     /// happens to read the clock.
     #[test]
-    fn who_polls_seldom_is_told_of_a_death_in_time() {
+    fn a_rare_poller_sees_a_dead_peer_in_time() {
         let segment = ShmSettings::named(&format!("seldom-{}", std::process::id()));
         let member = || ShmPort::open(&segment).unwrap();
         let (mut a, a_av, a_cq, a_ep) = open(member(), 11);
@@ -1001,7 +1001,7 @@ mod tests {
     /// Goal: no frame of a program with a key leaves this machine's memory unsealed, not even one
     /// for a process of this node that has just exited; and the operations towards it end.
     #[test]
-    fn what_is_for_a_neighbour_that_has_gone_does_not_leave() {
+    fn frames_to_an_exited_near_process_do_not_leave_unsealed() {
         let segment = ShmSettings::named(&format!("poll-gone-{}", std::process::id()));
         let key = || PreSharedKey::new(&[7; 32], Mode::Encrypted).unwrap();
         let keys = |n| Keyring::new(vec![key()], [n; 32]);
@@ -1046,7 +1046,7 @@ mod tests {
     /// contains all frames, over one whose first burst is a single frame, and over one whose first
     /// bursts are empty because of overlong frames.
     #[test]
-    fn what_an_earlier_life_sent_is_taken_before_it_is_superseded() {
+    fn messages_of_an_earlier_incarnation_are_received_first() {
         let (a, b) = Loopback::pair();
         supersede(a, b, 0);
         let segment = ShmSettings::named(&format!("poll-{}", std::process::id()));

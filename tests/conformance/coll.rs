@@ -379,7 +379,7 @@ fn the_nine_do_what_they_say() {
 
 /// CO11, CR11: a query says what the calls take. Rows 4 to 6 of what goes wrong elsewhere (B.7.1).
 #[test]
-fn what_is_queried_is_what_is_accepted() {
+fn collective_queries_match_the_accepted_calls() {
     let crew = Crew::new(1);
     let mcs = crew.join(&[0]);
     let (side, mc) = (&crew.sides[0], mcs[0].addr());
@@ -617,7 +617,7 @@ fn a_join_given_up_ends_those_who_have_joined() {
 /// CR8: in a group of more than 64 members not everybody tells everybody. Who waits for a member
 /// that has left asks it.
 #[test]
-fn who_waits_in_a_large_group_asks() {
+fn a_waiting_member_of_a_large_group_queries_the_leaver() {
     const MEMBERS: usize = 70;
     const LEAVES: usize = 8;
     let plans = || (0..MEMBERS).map(|_| coll_plan()).collect();
@@ -637,7 +637,7 @@ fn who_waits_in_a_large_group_asks() {
 /// CO16: a member that has made its calls may leave before another has joined: what it sent is
 /// there, and the group is not over for that.
 #[test]
-fn who_has_done_its_part_may_leave_before_another_joins() {
+fn a_member_may_leave_after_its_calls_before_another_joins() {
     let crew = Crew::new(2);
     let _warm = crew.join(&[0, 1]);
     let join = |of: usize| {

@@ -107,7 +107,7 @@ fn requests_are_the_components() {
 /// Goal: who has no barewire keeps all from it, and every call is right. Method: two ranks whose
 /// messages are Open MPI's own, one of which names a port that there is not.
 #[test]
-fn who_has_no_barewire_keeps_all_from_it() {
+fn a_rank_without_barewire_keeps_all_ranks_from_it() {
     with_component(|bench, component, program| {
         let mut command = bare_mpirun(bench.program("mpirun"), 1);
         take(&mut command, component);

@@ -22,7 +22,7 @@ fn a_server_that_was_started_again_is_connected_to_at_once() {
 
 /// Goal: a station that asks and takes no answer keeps nobody else from hearing of a refusal.
 #[test]
-fn who_takes_no_answer_holds_up_nobody_else() {
+fn a_station_that_reads_no_answer_delays_no_other() {
     for port in [None, Some("udp:127.0.0.1,near=no")] {
         super::check_over(port, "flood.c", "fi_cm.h", |_| {});
     }

@@ -2,6 +2,6 @@
 
 /// Goal: what libfabric's manuals allow is done, or taken as the advice that it is.
 #[test]
-fn what_is_odd_and_legal_is_done() {
+fn unusual_calls_that_the_manuals_allow_succeed() {
     super::check("legal.c", "fabric.h", |_| {});
 }

@@ -30,7 +30,7 @@ fn fi_info_shows_the_provider_to_whoever_asks_by_name() {
 }
 
 #[test]
-fn nobody_gets_the_provider_by_accident() {
+fn the_provider_is_not_selected_by_default() {
     with(FI_INFO, |bench| {
         for list in [None, Some("tcp,udp"), Some("^tcp"), Some("^barewire")] {
             let mut command = bench.bare("fi_info");

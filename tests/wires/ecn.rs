@@ -45,7 +45,7 @@ fn a_port_that_may_not_be_marked_still_notices() {
 /// and past it, one frame at a time and in trains, and the messages arrive. Method: a router that
 /// marks all, one way and then the other.
 #[test]
-fn what_a_router_marks_is_echoed() {
+fn ecn_marks_of_a_router_are_echoed() {
     let Some(nodes) = marking() else { return };
     let sizes = |mtu: usize| vec![0, 100, mtu - 38, mtu + 1, 1 << 20, 4 << 20];
     let ports = |node| [by_router(node), UDP.to_owned()];

@@ -105,7 +105,7 @@ pub(crate) fn beside(nodes: &Nodes, port: &str) -> Counts {
 /// A capture of everything on the wire while messages of all lengths pass: no frame that the
 /// dissector refuses, none shorter than Ethernet's 60 bytes, and every padding accounted for.
 #[test]
-fn what_is_on_the_wire_is_what_the_dissector_knows() {
+fn the_dissector_knows_every_frame_on_the_wire() {
     if Command::new("tshark").arg("--version").output().is_err() {
         let none: Result<(), _> = Err("tshark missing (apt-get install tshark)".to_owned());
         or_skip(none);

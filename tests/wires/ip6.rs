@@ -116,7 +116,7 @@ fn a_router_of_ipv6_that_carries_less_is_found() {
 
 /// Goal: the byte of IPv6 says that datagrams may be marked, and marks are noticed and echoed.
 #[test]
-fn what_a_router_of_ipv6_marks_is_echoed() {
+fn ecn_marks_of_an_ipv6_router_are_echoed() {
     let Some(nodes) = routed(1500) else { return };
     let hook = "{ type filter hook forward priority 0 ; }";
     let rule = format!("ip6 saddr {} ip6 ecn ect0 ip6 ecn set ce", address(0, 7));

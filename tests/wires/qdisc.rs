@@ -168,7 +168,7 @@ fn every_length_through_a_discipline_that_shapes() {
 /// Goal: `doctor` hears of what is bypassed: a discipline, and filters at egress, and not of those
 /// at ingress.
 #[test]
-fn what_is_done_at_egress_is_seen() {
+fn doctor_sees_disciplines_and_filters_at_egress() {
     let Some(nodes) = or_skip(Nodes::pair(1500)) else { return };
     let seen = || {
         let look = || {

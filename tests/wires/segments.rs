@@ -93,7 +93,7 @@ fn datagrams_leave_together_where_they_are_cut() {
 
 /// Goal: datagrams that nobody has cut arrive on an interface over one that does not cut.
 #[test]
-fn what_nobody_cuts_arrives_over_a_tunnel() {
+fn unsegmented_datagrams_arrive_over_a_tunnel() {
     let Some(nodes) = or_skip(Nodes::pair(1500)) else { return };
     for node in [0, 1] {
         let [own, other] = [address(node), address(1 - node)];

@@ -101,7 +101,7 @@ fn streamed_messages_share_packets_and_none_is_left() {
 
 /// Goal: of two packets to two peers, of which one lets the other go first, none is left either.
 #[test]
-fn what_is_held_for_another_peer_is_not_left() {
+fn held_packets_of_two_peers_both_leave() {
     let ([a, b], to_b) = pair(true);
     let c = open("udp:127.0.0.1", Settings { near: false, ..Settings::default() });
     let to_c = a.knows(&c.ep.getname().unwrap().to_string());

@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_runs_side_by_side_is_told_in_order() {
+    fn results_of_parallel_commands_are_in_order() {
         let done = side_by_side(5, |n| {
             std::thread::sleep(Duration::from_millis(5 * (5 - n as u64)));
             n
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_command_says_and_its_exit_code_are_kept() {
+    fn output_and_exit_code_of_a_command_are_kept() {
         let dir = std::env::temp_dir().join(format!("xtask-say-{}", std::process::id()));
         let mut command = Command::new("sh");
         command.args(["-c", "echo out; echo err >&2; exit 3"]);

@@ -1116,7 +1116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_is_tried_once_more_where_processes_starve() {
+    fn failed_tests_are_retried_once_where_processes_starve() {
         let outcome_of = |suite, nightly, failures: [u64; 2]| {
             let runs = Cell::new(0);
             let outcome = with_second_try((suite, nightly), "it", || {

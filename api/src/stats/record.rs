@@ -122,7 +122,7 @@ mod tests {
 
     /// Goal: requests for a recording that cannot be made cost the process, and its log, little.
     #[test]
-    fn what_fails_is_tried_and_told_now_and_then() {
+    fn failed_recording_requests_are_retried_and_logged_rarely() {
         let mut backoff = Backoff::default();
         let begun = Instant::now();
         let (mut tried, mut told) = (0, 0);

@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_printed_with_its_use_and_its_mend() {
+    fn a_missing_requirement_is_printed_with_its_use_and_remedy() {
         let check = Check::missing("vfio", VFIO, "no /dev/vfio/vfio", "sudo modprobe vfio-pci");
         let lines = text(&check);
         assert!(lines.starts_with("missing  vfio          no /dev/vfio/vfio (needed for vfio)\n"));

@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_bypassed_at_egress_is_told() {
+    fn a_bypassed_queueing_discipline_is_reported() {
         let mut machine = Fixture::full().machine();
         assert_eq!(egress(&machine).status, Status::Ok);
         let of = |disciplines: &[&str], is_filtered| Egress {
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_program_may_do_is_read_from_its_capabilities() {
+    fn permissions_are_read_from_the_capabilities() {
         let of =
             |set: &str| Fixture::empty().with("/proc/self/status", &format!("CapEff:\t{set}\n"));
         let all = of("000001ffffffffff");

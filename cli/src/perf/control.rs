@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_is_understood() {
+    fn control_messages_survive_a_round_trip() {
         for said in every_kind() {
             assert_eq!(Control::from_bytes(&said.to_bytes()), Ok(said));
             let is_of_server = matches!(said, Control::Ready { .. } | Control::Done { .. });

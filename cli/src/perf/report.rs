@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_moves_no_bytes_has_no_size_and_no_goodput() {
+    fn a_row_without_bytes_has_no_size_and_no_goodput() {
         let line = Line { size: 0, rate: 5.0, ..empty_line() };
         let text = table(&[line]);
         assert!(!text.contains("B/s"), "{text}");

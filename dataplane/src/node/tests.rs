@@ -378,7 +378,7 @@ fn silent_peer_is_dead_within_a_tenth_over_t_dead() {
 /// Goal: an operation ends in time whose packets do not get through although the peer answers.
 /// Method: a wire that comes to lose all frames but the shortest.
 #[test]
-fn what_does_not_get_through_ends() {
+fn operations_whose_packets_are_lost_end_in_time() {
     let mut pair = Pair::new(1500, false);
     pair.recv(1, IoBuf::leaked(&[0; 8]), 1, OpFlags::empty(), 0).unwrap();
     pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 1).unwrap();

@@ -445,7 +445,7 @@ fn other(secret: &SessionSecret) -> SessionSecret {
 /// Goal: recorded frames are opened with the lines of their session, repeated, overtaken, missing
 /// and over many keys, in every mode; not with other lines, and not with a changed bit.
 #[test]
-fn what_was_recorded_is_read_with_its_lines() {
+fn recorded_frames_are_opened_with_the_lines_of_their_session() {
     let (a, b) = (Station::at([2, 0, 0, 0, 0, 1]), Station::at([2, 0, 0, 0, 0, 2]));
     for (mode, aes) in [
         (Mode::Encrypted, true),
@@ -515,7 +515,7 @@ fn what_was_recorded_is_read_with_its_lines() {
 }
 
 #[test]
-fn what_is_no_line_is_told_by_its_number() {
+fn an_invalid_line_is_reported_by_its_number() {
     let [keys, _] = ends(keys(), true);
     let [secret, _] = keys.secrets(true);
     let good = secret.bind(Station::default(), Station::default(), 1).to_string();

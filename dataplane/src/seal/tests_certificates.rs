@@ -272,7 +272,7 @@ fn bad_papers_are_told_apart() {
 /// Goal: credentials that a peer would refuse are refused when they are loaded, with the cause.
 /// Method: each fault alone, beside valid counterparts.
 #[test]
-fn what_peers_refuse_is_refused_where_it_is_read() {
+fn credentials_that_peers_would_refuse_are_refused_at_load() {
     let (root, other) = (Root::new(), Root::new());
     let made = |params: &rcgen::CertificateParams| {
         credentials(&root.sign(params, &PKCS_ED25519), &root, &[]).map(|own| own.valid())

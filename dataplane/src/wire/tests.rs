@@ -447,7 +447,7 @@ proptest! {
     /// Arbitrary bytes behind a valid prologue: no panic, and accepted headers are within the
     /// frame.
     #[test]
-    fn what_is_taken_lies_in_the_frame(
+    fn accepted_headers_are_within_the_frame(
         ty in 0..32_u8,
         trailer in prop::bool::ANY,
         rest in proptest::collection::vec(prop_oneof![Just(0), Just(1), any::<u8>()], 0..300),

@@ -383,7 +383,7 @@ mod tests {
     /// Goal: what is given back is overwritten, all of the slot. Method: a size that no other test
     /// has; its slot stays mapped and nobody's.
     #[test]
-    fn what_is_given_back_is_overwritten() {
+    fn a_freed_slot_is_overwritten() {
         let secret = Locked::copy_of(&[0xA5; 20_000]);
         let at = secret.as_ptr();
         // SAFETY: the slot has 32 KiB, and nobody writes to it.

@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_nothing_says_what_there_is() {
+    fn an_error_without_a_match_lists_the_candidates() {
         for (spec, says) in [
             ("udp:203.0.113.0/24", "of this host fits udp:203.0.113.0/24; there are lo"),
             ("udp:10.1/16", "\"10.1/16\" is no network; write 10.1.0.0/16"),

@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_says_is_nothing() {
+    fn unknown_properties_of_a_device_are_none() {
         let lo = device("udp:127.0.0.1:50000");
         assert_eq!((lo.name.as_str(), lo.mac, lo.ip), ("lo", None, Some([127, 0, 0, 1].into())));
         assert_eq!((lo.pci, lo.bps), (None, 0));

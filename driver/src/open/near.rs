@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_leads_out_of_the_node_has_a_near_side_unasked() {
+    fn a_nic_port_joins_the_node_segment_by_default() {
         for spec in ["afpacket:eth0,mtu=900", "udp:lo", "vfio:05:00.0", "fault():udp:lo"] {
             assert!(is_external(&format!("ip(10.1.1.7/24):{spec}")), "{spec}");
             assert!(is_external(spec), "{spec}");

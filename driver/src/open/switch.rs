@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn what_needs_no_switch_says_so() {
+    fn a_port_that_needs_no_switch_is_refused_with_the_reason() {
         for (spec, says) in [
             ("udp:lo", "they need no switch"),
             ("vlan(100):afpacket:lo", "the kernel's interface of the VLAN"),

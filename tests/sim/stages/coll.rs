@@ -667,7 +667,7 @@ fn a_member_may_leave_at_once() {
 
 /// Goal: what waits for a member that left is told, what does not need it is not disturbed.
 #[test]
-fn who_needs_nothing_more_may_leave() {
+fn a_member_may_leave_after_its_last_call() {
     for seed in 0..20 {
         let (mut team, gang) = gang_of(&[0, 1, 2, 3], seed, 0.0, seed % 4 == 0).unwrap();
         let bcast = Call::of(CollKind::Broadcast, 0, 300, seed);

@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_start_together_unpack_once() {
+    fn concurrent_starts_unpack_once() {
         let dir = std::env::temp_dir().join(format!("xtask-fetch-{}", std::process::id()));
         // Somebody was killed while it unpacked.
         std::fs::create_dir_all(dir.join("root.new")).unwrap();
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_says_why() {
+    fn a_failed_command_is_reported_with_its_error() {
         let why = succeed(quiet("dpkg-deb").args(["-x", "/no-such-file", "/tmp"])).unwrap_err().0;
         assert!(why.starts_with("dpkg-deb /tmp: "), "{why}");
         let why = succeed(&mut quiet("no-such-program")).unwrap_err().0;

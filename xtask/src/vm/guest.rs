@@ -494,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn what_killed_runs_left_is_removed() {
+    fn files_of_killed_runs_are_removed() {
         let dir = std::env::temp_dir().join(format!("xtask-sweep-{}", std::process::id()));
         let own = format!("run-{}-a", std::process::id());
         // No process has a number above 2^22.

@@ -283,7 +283,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_module_needs_comes_before_it() {
+    fn dependencies_of_a_module_come_before_it() {
         let dir = std::env::temp_dir().join(format!("xtask-modules-{}", std::process::id()));
         let kernel = dir.join("kernel/drivers");
         std::fs::create_dir_all(&kernel).unwrap();

@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_goes_in_comes_out_but_for_what_is_lost() {
+    fn datagrams_are_forwarded_except_for_the_lost_ones() {
         let dir = std::env::temp_dir().join(format!("xtask-wire-{}", std::process::id()));
         let wire = Wire::open(&dir, 20, 7).unwrap();
         let nic = |end: &str| {

@@ -54,7 +54,7 @@ fn a_message_alone_is_acknowledged_at_once() {
 /// Goal: a program that has its message and computes then, without another poll, keeps nobody
 /// waiting. Method: the receiver takes one turn for each message; later ones answer long after.
 #[test]
-fn who_computes_has_acknowledged() {
+fn a_computing_program_has_acknowledged_its_message() {
     let mut pair = quiet_pair();
     for round in 0..4 {
         assert_eq!(exchange(&mut pair, 8, 2 * TURN_NS), 1, "in one turn of the receiver");
@@ -180,7 +180,7 @@ fn a_lost_question_is_made_up_for_by_the_receiver() {
 
 /// Goal: what leaves after a pause asks for itself, though something before it is still waited for.
 #[test]
-fn what_follows_a_pause_asks_by_itself() {
+fn a_packet_after_a_pause_requests_an_acknowledgement() {
     // Short enough not to wait for credits, which would be lost.
     for (short, len) in [(None, 8), (Some(0), 8), (None, 1200)] {
         let mut pair = quiet_pair_of(512);
@@ -226,7 +226,7 @@ fn a_question_is_not_put_twice() {
 
 /// Goal: nobody asks after what is answered, however long the answer takes.
 #[test]
-fn what_is_answered_is_not_asked_after() {
+fn an_answered_request_is_not_probed() {
     let mut pair = quiet_pair();
     let region = pair.region(1, 64, rma::ALL);
     pair.drop = 1;
@@ -243,7 +243,7 @@ fn what_is_answered_is_not_asked_after() {
 
 /// Goal: nobody asks after what was acknowledged before the pause is over.
 #[test]
-fn what_is_acknowledged_is_not_asked_after() {
+fn an_acknowledged_packet_is_not_probed() {
     let mut pair = two_and_a_tail();
     answer(&mut pair);
     pair.run_by(2 * TURN_NS, TURN_NS);

@@ -72,7 +72,7 @@ fn a_short_answer_is_no_success() {
 /// Goal: a session that ends owes no answers, so the next one to the peer is not taken for one that
 /// waits.
 #[test]
-fn what_a_session_owed_ends_with_it() {
+fn pending_answers_end_with_their_session() {
     let (mut pair, ..) = asked();
     let other = pair.ends[1].node.port.station;
     let node = &mut pair.ends[0].node;

@@ -277,7 +277,7 @@ fn protection_holds_for_atomics() {
 /// alignment and flags are looked at in every packet, and a region that has been closed, narrowed
 /// or registered anew is another one, and so is the endpoint.
 #[test]
-fn what_was_allowed_once_is_not_allowed_for_ever() {
+fn cached_access_checks_are_invalidated() {
     let mut pair = Pair::new(1500, true);
     // Without FI_RMA_EVENT nothing counts but the counter of a region.
     let End { node, ep, cq, av, .. } = &mut pair.ends[1];
@@ -554,7 +554,7 @@ fn withdrawn_fetches_give_their_answers_back() {
 /// Goal: an atomic operation that was given up with a packet missing is executed up to that packet
 /// and no further, and not told as done.
 #[test]
-fn what_was_given_up_half_way_is_done_up_to_there() {
+fn an_abandoned_atomic_is_executed_up_to_the_missing_packet() {
     for (kind, lost) in [Base, Fetch].into_iter().flat_map(|k| [(k, 0), (k, 1), (k, 2)]) {
         let mut pair = Pair::new(1500, false);
         let region = pair.region(1, 4096, ALL);
@@ -734,7 +734,7 @@ fn fetches_under_way_are_bounded() {
 
 /// A peer that acknowledged everything still owes the answers: its death ends what waits for them.
 #[test]
-fn who_has_acknowledged_still_owes_the_answer() {
+fn the_death_of_a_peer_ends_acknowledged_operations_without_a_response() {
     let (mut pair, region) = short_pair();
     fetch_adds(&mut pair, &region, 3);
     pair.drop = 1;
@@ -766,7 +766,7 @@ fn an_answer_of_another_length_is_a_lie() {
 /// What an endpoint remembers of its last operation lets no other through: of another count, with
 /// memory of another length, or with a result that overlaps its operand (row S11).
 #[test]
-fn what_was_right_once_is_asked_again() {
+fn a_cached_operation_admits_no_other_one() {
     let (mut pair, region) = short_pair();
     fetch_adds(&mut pair, &region, 1);
     pair.run(2_000_000);

@@ -148,7 +148,7 @@ fn is_free(name: &str, kind: Kind) -> bool {
 /// it that differs from what its ends have said: the OPEN is counted and dropped. When the attacker
 /// leaves, it opens as it would have.
 #[test]
-fn who_changes_an_open_opens_nothing() {
+fn a_modified_open_opens_no_session() {
     let root = Root::new();
     for root in [None, Some(&root)] {
         let (mut honest, _) = pair(root);

@@ -69,7 +69,7 @@ fn a_long_message_is_announced_with_its_first_bytes() {
 /// Goal: a message is taken out of matching once. Method: one of which segments are missing is
 /// claimed by a peek before it could be announced.
 #[test]
-fn what_a_peek_has_claimed_is_not_announced_as_well() {
+fn a_claimed_message_is_matched_once() {
     let mut pair = announcing();
     announced(&mut pair, 8, OpFlags::empty());
     pair.send(0, IoBuf::leaked(&bytes(3000)), 6, OpFlags::empty(), 9).unwrap();

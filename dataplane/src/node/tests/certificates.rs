@@ -87,7 +87,7 @@ fn opens_that_cross_make_one_session() {
 /// Goal: who is not trusted is refused after a second, its fault is counted and told at once at
 /// both ends, whichever end is at fault.
 #[test]
-fn who_is_not_trusted_is_refused() {
+fn an_untrusted_certificate_is_refused() {
     let (root, other) = (Root::new(), Root::new());
     let good = |n| credentials(&root.leaf(&name(n)), &root, &[]).unwrap();
     let foreign = |n| foreign(&other.leaf(&name(n)), &other, &root);

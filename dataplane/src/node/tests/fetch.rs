@@ -356,7 +356,7 @@ fn fetches_are_told_once_and_in_order() {
 
 /// A queue that others wait for room of lends none, and gets back what ends, whoever reads it.
 #[test]
-fn what_others_wait_for_is_not_lent() {
+fn completion_queue_room_that_others_wait_for_is_not_reserved() {
     let (mut pair, region) = usual_pair();
     fetch_adds(&mut pair, &region, 1);
     let End { node, ep, cq, .. } = &mut pair.ends[0];

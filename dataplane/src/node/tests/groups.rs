@@ -93,7 +93,7 @@ fn told_of(team: &Team, what: u64, other: u16) -> Vec<u16> {
 /// apart, and who leaves tells all with whom it has a session. Method: a group that is given up
 /// while a call is under way, or left while none is; the second end has a session.
 #[test]
-fn who_is_told_that_a_group_is_over() {
+fn members_are_notified_of_the_end_of_a_group() {
     const OTHER: u16 = 37;
     let apart: Vec<u16> = vec![1, 2, 4, 8, 16, 32, 64, 100 - 64, 100 - 32, 84, 92, 96, 98, 99];
     for (n, is_busy) in [(64, true), (64, false), (100, true), (100, false)] {
@@ -181,7 +181,7 @@ fn a_group_that_is_given_up_takes_no_calls_of_another_with_it() {
 
 /// Goal: what comes of a group that was left holds no memory, though the endpoint is in another.
 #[test]
-fn what_comes_late_of_a_group_that_was_left_is_thrown_away() {
+fn late_messages_of_a_left_group_are_dropped() {
     let mut team = Team::new(NodeSettings::default());
     let [left, kept] = [1, 2].map(|key| [0, 1].map(|i| team.join(i, JoinModel::Key(key)).unwrap()));
     (0..2).for_each(|i| team.barrier(i, kept[i]));
@@ -205,7 +205,7 @@ fn what_comes_late_of_a_group_that_was_left_is_thrown_away() {
 /// Goal: that a group was given up is known to who joins it later, however often its members tell
 /// of another one.
 #[test]
-fn what_is_told_twice_is_remembered_once() {
+fn an_abandoned_group_is_recorded_once() {
     let mut team = Team::new(NodeSettings::default());
     let given_up = team.join(1, JoinModel::Key(3)).unwrap();
     team.barrier(1, given_up);
@@ -375,7 +375,7 @@ fn a_member_that_leaves_is_heard_later_if_it_cannot_send_now() {
 /// A member's side is asked by whom it does not know of a group that it never joined, again and
 /// again, and the other end takes none of the answers: requests are left for everybody else.
 #[test]
-fn whoever_asks_and_takes_no_answer_uses_up_nothing() {
+fn queries_without_a_reader_of_the_answers_use_up_no_requests() {
     let settings = NodeSettings { tx_wr_max: 64, unexpected_bytes: 1 << 16, ..Default::default() };
     let mut team = Team::new(settings);
     let own = team.pair.ends[0].node.addr_of(team.eps[0]).unwrap();
@@ -474,7 +474,7 @@ impl FrameSink for Alive<'_> {
 /// Goal: a member that computes for long, and takes nothing meanwhile, is not asked again before it
 /// has heard the first question: requests are left for everybody else, whoever waits and how long.
 #[test]
-fn who_computes_is_asked_once() {
+fn a_computing_member_is_queried_once() {
     let port = |station| PortCaps { tells_presence: true, ..caps(station, 1500, true) };
     let settings = NodeSettings { tx_wr_max: 64, ..NodeSettings::default() };
     let mut team = Team::of([1, 2].map(|station| end_on(port(station), settings.clone())));

@@ -110,7 +110,7 @@ fn completions_are_told_once_and_in_order() {
 /// Goal: a message that waits for room in a queue does not wait for ever because what is read of
 /// the queue never lies in it.
 #[test]
-fn who_waits_for_room_gets_it() {
+fn a_message_that_waits_for_queue_room_is_delivered() {
     let mut pair = Pair::new(9000, true);
     let (ep, cq, dest) = another(&mut pair, 64);
     let multi = {
@@ -147,7 +147,7 @@ fn who_waits_for_room_gets_it() {
 
 /// No endpoint has room of a queue in advance that somebody else waits for.
 #[test]
-fn nobody_lends_what_another_waits_for() {
+fn no_endpoint_reserves_queue_room_that_another_waits_for() {
     let mut pair = Pair::new(9000, true);
     let (ep, cq, _) = another(&mut pair, 64);
     for context in 0..3 {

@@ -137,7 +137,7 @@ fn another_key_comes_without_a_pause() {
 
 /// Goal: an OPEN that nobody has answered goes out anew under the key that is the first now.
 #[test]
-fn what_is_being_opened_is_opened_again() {
+fn a_pending_open_is_sent_again_under_the_new_first_key() {
     let mut pair = pair([&[1], &[2]]);
     pair.recv(1, IoBuf::leaked(&[0; 8]), 5, OpFlags::empty(), 1).unwrap();
     pair.send(0, IoBuf::leaked(&[1; 8]), 5, OpFlags::empty(), 2).unwrap();

@@ -182,7 +182,7 @@ fn a_loss_is_forgotten_with_its_peer_alone() {
 
 /// A deferred endpoint that has ended is told of nothing, nor is the next endpoint in its place.
 #[test]
-fn what_a_deferred_endpoint_has_lost_is_not_told_to_the_next_in_its_place() {
+fn errors_of_a_closed_deferred_endpoint_are_dropped() {
     let mut pair = open_pair(false);
     let End { node, ep, cq, av, .. } = &mut pair.ends[0];
     let (ep, cq, av, cntr) = (*ep, *cq, *av, node.cntrs.open(CntrEvents::Comp).unwrap());

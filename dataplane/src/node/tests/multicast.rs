@@ -138,7 +138,7 @@ fn the_sender_does_not_hear_itself() {
 
 /// Goal: what cannot be sent or joined is refused for its cause, and leaves nothing.
 #[test]
-fn what_no_group_has_is_refused() {
+fn invalid_multicast_calls_are_refused() {
     let mut end = member(1, NodeSettings::default());
     let ep = end.ep;
     assert!(matches!(send(&mut end, b"x", 1 << 44 | 1, OpFlags::empty()), Err(Error::Invalid(_))));

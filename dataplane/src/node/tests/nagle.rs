@@ -71,7 +71,7 @@ fn messages_to_a_busy_peer_share_frames() {
 
 /// Goal: a packet that has no room for one more like the last is held no longer.
 #[test]
-fn what_is_full_is_not_held() {
+fn a_full_packet_is_not_held() {
     let mut pair = warm(true);
     // For credit.
     for n in 0..60 {
@@ -131,7 +131,7 @@ fn nothing_is_held_that_nobody_would_send() {
 /// Goal: nothing overtakes what is held: a long message, one of the other kind, an RMA operation;
 /// and what is held ends with its endpoint.
 #[test]
-fn what_is_held_is_not_overtaken() {
+fn a_held_packet_is_not_overtaken() {
     for case in 0..3 {
         let mut pair = warm(true);
         (0..8).for_each(|n| post(&mut pair, n, 64));
@@ -162,7 +162,7 @@ fn what_is_held_is_not_overtaken() {
 
 /// Goal: it leaves as soon as nothing is in flight any more.
 #[test]
-fn what_is_held_leaves_with_the_last_acknowledgement() {
+fn a_held_packet_leaves_with_the_last_acknowledgement() {
     let mut pair = warm(true);
     (0..6).for_each(|n| post(&mut pair, n, 64));
     let before = frames(&pair);

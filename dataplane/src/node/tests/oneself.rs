@@ -104,7 +104,7 @@ impl Told {
 /// Method: every kind of message and one-sided operation, good and bad, drawn from a seed, with an
 /// endpoint that closes in between.
 #[test]
-fn what_goes_wrong_with_oneself_is_told_once() {
+fn errors_of_self_sends_are_reported_once() {
     for round in 0..24_usize {
         let mut pair = Pair::new([256, 1500, 9000][round % 3], round % 2 == 0);
         pair.short = (round % 4 > 1).then_some(0);

@@ -271,7 +271,7 @@ fn each_message_of_a_refused_packet_fails() {
 
 /// Goal: a message looks for a packet to share if it says that more follow, or if one is open.
 #[test]
-fn who_may_share_a_packet_looks_for_one() {
+fn a_message_looks_for_an_open_packet_only_if_it_may_share_one() {
     let mut pair = warm();
     let joins = |pair: &Pair, flags| {
         let (kind, buf, dest) = (MsgKind::Tagged, IoBuf::EMPTY, pair.ends[0].peer);

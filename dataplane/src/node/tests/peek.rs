@@ -46,7 +46,7 @@ fn a_peek_leaves_what_it_finds() {
 
 /// Goal: what is claimed is for the receive with its context alone, and what is discarded for none.
 #[test]
-fn what_is_claimed_or_discarded_is_out_of_matching() {
+fn claimed_and_discarded_messages_are_not_matched() {
     const PEEK: OpFlags = OpFlags::PEEK;
     let mut pair = waiting(&[(5, 100), (5, 50), (5, 20), (5, 7)]);
     look(&mut pair, IoBuf::EMPTY, 5, PEEK | OpFlags::CLAIM, 31).unwrap();

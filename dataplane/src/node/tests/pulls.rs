@@ -92,7 +92,7 @@ fn the_oldest_of_many_announced_messages_is_pulled_first() {
 
 /// A message that ends half way in a multi-receive names no sender: address 0 may be anybody's.
 #[test]
-fn what_ends_half_way_in_a_multi_receive_names_nobody() {
+fn a_message_cut_short_in_a_multi_receive_has_no_source() {
     for lossless in [true, false] {
         let mut pair = Pair::new(1500, lossless);
         pair.recv(1, IoBuf::leaked(&[0; 400_000]), u64::MAX, OpFlags::MULTI_RECV, 1).unwrap();

@@ -7,7 +7,7 @@ use crate::flags::MrAccess;
 /// however long that takes. Method: several messages that are refused one after the other, and
 /// behind them a read; together they last longer than T_dead.
 #[test]
-fn what_stands_behind_many_refused_packets_is_waited_for() {
+fn packets_behind_many_refused_ones_are_waited_for() {
     const DELAY_NS: u64 = 40_000_000;
     const REFUSED: u64 = 8;
     let mut pair = Pair::new(1500, false);

@@ -156,7 +156,7 @@ fn an_absent_peer_is_looked_for_ever_more_seldom() {
 /// and the port, which tells who lives, does not tell that. Method: the peer computes for as long
 /// as probes to it are frequent, dies, and its successor polls.
 #[test]
-fn who_waits_for_a_dead_peer_hears_of_it_from_its_successor() {
+fn operations_to_a_dead_peer_end_when_its_successor_appears() {
     let mut pair = Pair::of([seen(1, 101), seen(2, 102)]);
     pair.recv(1, IoBuf::leaked(&[0; 8]), 1, OpFlags::empty(), 1).unwrap();
     for context in [2, 3] {

@@ -327,7 +327,7 @@ fn remote_cq_data_tells_the_length_of_the_write() {
 
 /// Goal: what waits for room in a queue ends with its endpoint, and the sender has its credit back.
 #[test]
-fn what_waits_for_room_ends_with_its_endpoint() {
+fn a_message_that_waits_for_queue_room_ends_with_its_endpoint() {
     let mut pair = Pair::new(1500, false);
     let (ep, cq) = end_told_in_a_small_queue(&mut pair);
     pair.ends[1].node.ep_enable(ep).unwrap();
@@ -528,7 +528,7 @@ fn a_region_for_one_operation() {
 /// What a target remembers of writes that it has checked lets no read through, nor the other way
 /// round, though their headers can be made alike.
 #[test]
-fn what_may_be_written_is_not_read_for_that() {
+fn a_cached_write_grant_admits_no_read() {
     // Where the flags of an operation stand, and the one that a WRITE never has.
     const FLAGS: usize = crate::wire::BASE_LEN + 4;
     const END: u8 = 1 << 2;
@@ -958,7 +958,7 @@ fn an_endpoint_without_the_capability_serves_nobody() {
 /// A region that was closed, or narrowed to another endpoint, is not written or read by what was
 /// known of it; and what one type of packet may, another may not.
 #[test]
-fn what_is_known_of_a_region_is_forgotten() {
+fn a_cached_grant_ends_with_its_region() {
     for close in [false, true] {
         let (mut pair, region) = short_pair();
         mixed(&mut pair, &region, 4, &[]);

@@ -84,7 +84,7 @@ fn receives_go_to_whoever_gets_a_message_first_and_complete_in_its_queue() {
 }
 
 #[test]
-fn what_came_before_its_receive_is_taken_in_the_order_of_arrival() {
+fn unexpected_messages_are_matched_in_order_of_arrival() {
     let mut it = shared_by(false, &[8, 8]);
     for (to, tag) in [(0, 1), (1, 2), (0, 2), (1, 1)] {
         it.send(to, tag, &[to as u8; 8]);
@@ -184,7 +184,7 @@ fn an_endpoint_closes_and_the_others_go_on() {
 }
 
 #[test]
-fn what_is_an_endpoints_own_is_refused() {
+fn calls_of_an_endpoint_are_refused_on_a_shared_context() {
     let mut it = shared_by(true, &[8]);
     let (ep, srx) = (it.eps[0].0, it.srx);
     for flags in [OpFlags::MULTI_RECV, OpFlags::PEEK, OpFlags::CLAIM] {

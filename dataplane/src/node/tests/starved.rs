@@ -99,7 +99,7 @@ impl FrameSink for Alone {
 /// too. Method: an OPEN that the port takes although it lacks memory for others, and one for which
 /// the port is full although it has memory.
 #[test]
-fn who_lives_is_waited_for_before_the_session_opens() {
+fn a_live_peer_is_waited_for_before_the_session_opens() {
     for takes in [true, false] {
         let mut pair = Pair::of([seen(1), seen(2)]);
         let t_dead = pair.ends[0].node.settings.t_dead_ns;

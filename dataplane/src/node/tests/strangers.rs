@@ -236,7 +236,7 @@ fn open_of(node: &mut Node, now: Instant, n: u32) -> Vec<Vec<u8>> {
 /// half-open sessions and the others are asked for proof, one frame each; beyond it an OPEN brings
 /// no frame, no session and nothing but a count.
 #[test]
-fn what_a_flood_of_opens_takes_is_bounded() {
+fn the_cost_of_a_flood_of_opens_is_bounded() {
     const PER_MS: u32 = 1000;
     const LOOKED_AT: u32 = 16;
     let mut node = end_with(1, 1500, false, strict()).node;

@@ -155,7 +155,7 @@ fn a_key_of_no_tenant_is_refused() {
 }
 
 #[test]
-fn what_names_no_key_is_refused_and_a_key_in_use_stays() {
+fn an_unknown_key_is_refused_and_a_key_in_use_stays() {
     let (a, of_a) = end_of(1, &[1, 2], false);
     let (b, _) = end_of(2, &[1], true);
     let mut pair = Pair::of([a, b]);

@@ -46,7 +46,7 @@ fn who(nonce: u64, host: Host, service: u16) -> WhoOp {
 /// Goal: a node answers for its hosts and services, and for no other; an endpoint that is gone is
 /// answered for no longer; and the opening announces.
 #[test]
-fn who_is_asked_for_answers_and_nobody_else_does() {
+fn a_node_answers_queries_for_its_own_names_only() {
     let End { mut node, .. } = server(1, 7471);
     let announced = said(&mut node, 1);
     let here = |host| (Station::BROADCAST, WhoOp { here: true, ..who(0, host, 7471) });

@@ -448,7 +448,7 @@ mod tests {
 
     /// Goal: a session that sends little has no large window when a queue builds up.
     #[test]
-    fn what_is_not_used_does_not_grow() {
+    fn an_unused_window_does_not_grow() {
         let (mut cwnd, mut rtt) = after_round_trips(20_000);
         let before = cwnd.size;
         for _ in 0..50 {

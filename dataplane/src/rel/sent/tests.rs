@@ -301,7 +301,7 @@ proptest! {
 
 /// Goal: an acknowledgement of packets that were never sent is distinguished from an old one.
 #[test]
-fn what_was_never_sent_cannot_be_acknowledged() {
+fn an_acknowledgement_of_unsent_packets_is_recognized() {
     let mut snd = SendWindow::<Fixed>::new(Psn(u32::MAX - 1));
     for _ in 0..5 {
         snd.number();
@@ -379,7 +379,7 @@ fn an_arrival_before_a_round_trip_is_the_first_copy() {
 /// Goal: each retransmitted packet that arrives reduces the reordering allowance; a packet that was
 /// sent once does not.
 #[test]
-fn what_was_sent_again_and_arrives_takes_back_some_reordering() {
+fn an_arrived_retransmission_reduces_the_reordering_allowance() {
     let (mut pool, mut snd) = flight_of(5);
     let mut rtt = Rtt::default();
     rtt.sample(6_400);
@@ -416,7 +416,7 @@ fn the_least_of_three_bounds_the_window() {
 /// Goal: a timer expires packets that were sent up to a time, inclusive, and none later; a
 /// retransmitted packet does not hide later ones.
 #[test]
-fn what_was_sent_up_to_a_time_expires() {
+fn packets_sent_up_to_a_time_expire() {
     let (mut pool, mut snd) = flight_of(6);
     let rtt = Rtt::default();
     snd.retransmit_speculatively(&mut pool, Psn(8));

@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_said_with_what_mends_it() {
+    fn a_missing_driver_is_reported_with_its_remedy() {
         let why = |device: &str, args: &str| {
             let (device, args) = (device.to_owned(), args.to_owned());
             check(&DpdkSettings { device, args, ..DpdkSettings::default() }).unwrap_err().mend

@@ -348,7 +348,7 @@ fn dpdk_leaves_the_callers_processors_alone() {
 }
 
 #[test]
-fn what_is_wrong_is_said_in_one_line_with_what_mends_it() {
+fn an_open_error_is_one_line_with_its_remedy() {
     let [_a, _b] = ring_pair("taken", "");
     for (spec, says) in [
         ("dpdk:net_foo0", "no driver called net_foo"),

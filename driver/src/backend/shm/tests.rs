@@ -833,7 +833,7 @@ fn a_file_that_is_not_a_safe_segment_is_refused_and_kept() {
 }
 
 #[test]
-fn what_dead_processes_left_is_made_anew() {
+fn a_segment_of_dead_processes_is_recreated() {
     let s = small();
     // A maker who died half way, and a segment whose members are gone without leaving.
     std::fs::write(s.path(), [0; 5000]).unwrap();
@@ -928,7 +928,7 @@ fn getting_up_takes_a_few_rings() {
 
 /// Whoever makes a segment removes those of the dead, and touches no other file.
 #[test]
-fn what_dead_processes_left_under_other_names_is_removed() {
+fn segments_of_dead_processes_are_removed() {
     let dir = tempfile::tempdir().expect("a directory");
     let named = |name: &str| ShmSettings { dir: dir.path().into(), name: name.into(), ..small() };
     let (dead, living, foreign) = (named("dead"), named("living"), named("foreign"));

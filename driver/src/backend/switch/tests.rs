@@ -179,7 +179,7 @@ fn frames_of_a_station_are_its_own() {
 /// recorded twice. Method: a frame to all that the NIC takes and one that it refuses; then more to
 /// one station than its ring holds.
 #[test]
-fn what_is_recorded_has_arrived() {
+fn recorded_frames_between_stations_have_arrived() {
     use crate::backend::shm::Monitor;
     use crate::backend::tapped::Direction;
     let (segment, frames) = (fresh(), ShmSettings { ring_len: None, ..fresh() });
@@ -270,7 +270,7 @@ fn a_group_is_everybody_else() {
 /// Goal: a station sends as itself, frames of the fabric, no longer than the NIC's; what is not
 /// that is counted and goes nowhere.
 #[test]
-fn what_a_station_may_not_send_is_dropped() {
+fn invalid_frames_of_a_station_are_dropped() {
     let segment = fresh();
     let (nic, mut far) = cable(64);
     let mut switch = Switch::open(&segment, nic).unwrap();

@@ -36,7 +36,7 @@ fn taken(board: &ShmBoard, rank: u32, call: u32, at: usize, len: usize) -> Vec<u
 /// Goal: what a member puts is read by all as it is, of every length and from every place, for the
 /// last call and the one before; nothing else is there.
 #[test]
-fn what_a_member_puts_is_read_by_all() {
+fn data_that_a_member_puts_is_read_by_all() {
     let settings = small();
     let mut ports = [open(&settings), open(&settings), open(&settings)];
     let mut boards = met(&mut ports);
@@ -151,7 +151,7 @@ fn a_slot_is_kept_where_numbers_begin_again() {
 /// Goal: what a member that died or left had put is there until somebody takes its place; what is
 /// read from then on may be another's, and is found out.
 #[test]
-fn what_is_read_of_a_member_whose_place_is_taken_is_found_out() {
+fn a_read_from_a_replaced_member_is_detected() {
     let settings = ShmSettings { members: Some(3), ..small() };
     let mut ports = vec![open(&settings), open(&settings), open(&settings)];
     let mut boards = met(&mut ports);
@@ -218,7 +218,7 @@ fn slots_are_as_many_as_there_are() {
 
 /// Goal: who sleeps wakes up when somebody has put something, as it does for a frame.
 #[test]
-fn who_sleeps_is_woken_by_what_is_put() {
+fn a_sleeping_member_is_woken_by_a_put() {
     let settings = small();
     let mut ports = [open(&settings), open(&settings)];
     let mut boards = met(&mut ports);
