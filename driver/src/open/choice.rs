@@ -3,7 +3,8 @@
 //! `PORT|PORT|...` is the first port that would open. Instead of an interface, `afpacket:`, `xdp:`
 //! and `udp:` accept a glob pattern (`en*`, with `*` and `?`) or a network (`10.1.0.0/16`): the
 //! first interface whose name, alternative name or address matches. A suffix `/96` selects IPv6 for
-//! an address, network or interface of `udp:` (`[2001:db8::]/96`, `eth0/96`, `en*/96`). `auto` is
+//! an address, network or interface of `udp:` (`[2001:db8::]/96`, `eth0/96`, `en*/96`). `vfio:`
+//! accepts a glob pattern of PCI addresses, or of vendor and device ids (`8086:15*`). `auto` is
 //! `afpacket` on an interface that is up and has an address, or `udp` there, or `shm`;
 //! `auto:PATTERN` is the first two on matching interfaces.
 
@@ -13,9 +14,10 @@ use super::host_port::{HostText, device_of, split_host_port};
 use super::spec::bad_spec;
 use crate::backend::inet::{Prefix, addresses, host_bits, host_text};
 use crate::backend::netdev::{Link, alt_names, links};
+use crate::backend::vfio::survey::{self, NicInfo};
 use crate::error::OpenError;
 
-/// Kinds of ports that accept patterns.
+/// Kinds of ports that accept patterns of interfaces.
 const KINDS: &[&str] = &["afpacket", "udp", "xdp"];
 
 /// Kinds that `auto` tries, in this order: they have no requirements on the interface.
@@ -79,7 +81,7 @@ pub(super) fn alternatives(spec: &str) -> Vec<&str> {
     all
 }
 
-/// A pattern that matches interfaces.
+/// A pattern that matches interfaces or cards.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Pattern<'a> {
     /// A glob of interface names, and whether their IPv6 rather than IPv4 addresses are used.
@@ -90,6 +92,8 @@ enum Pattern<'a> {
     Prefix(Prefix),
     /// Any interface that is up and has an address.
     Any,
+    /// A glob of PCI addresses, or of vendor and device ids.
+    Cards(&'a str),
     /// An invalid network.
     Invalid(&'a str),
 }
@@ -100,6 +104,9 @@ fn pattern_in(device: &str) -> Option<(&str, Pattern<'_>, &str)> {
     let (kind, host_port) = host_port.split_once(':').unwrap_or((host_port, ""));
     if kind == "auto" && host_port.is_empty() {
         return Some((kind, Pattern::Any, options));
+    }
+    if kind == "vfio" && place.contains(['*', '?']) {
+        return Some((kind, Pattern::Cards(place), options));
     }
     if kind != "auto" && !KINDS.contains(&kind) {
         return None;
@@ -146,6 +153,14 @@ fn expand(spec: &str) -> Result<Vec<String>, OpenError> {
         return Err(bad_spec(spec, why));
     }
     let wrapper = &spec[..spec.len() - device.len()];
+    if let Pattern::Cards(glob) = pattern {
+        let nics = survey::nics();
+        let ports =
+            matching_nics(glob, &nics).map(|nic| format!("{wrapper}vfio:{}{suffix}", nic.bdf));
+        let found: Vec<_> = ports.collect();
+        let refusal = || bad_spec(spec, no_card_message(spec, &nics));
+        return (!found.is_empty()).then_some(found).ok_or_else(refusal);
+    }
     let fits = matching_links(&pattern);
     let mut found = Vec::new();
     for kind in if kind == "auto" { AUTO } else { std::slice::from_ref(&kind) } {
@@ -177,6 +192,21 @@ fn no_match_message(spec: &str) -> String {
     });
     let list = list.collect::<Vec<_>>().join(", ");
     format!("no interface of this host fits {spec}; there are {list}")
+}
+
+/// The NICs with a driver here whose PCI address, or vendor and device ids, match; by address.
+fn matching_nics<'a>(glob: &str, nics: &'a [NicInfo]) -> impl Iterator<Item = &'a NicInfo> {
+    let glob = glob.to_ascii_lowercase();
+    nics.iter().filter(move |nic| {
+        nic.has_driver && (matches_glob(&glob, &nic.bdf) || matches_glob(&glob, &nic.ids_text()))
+    })
+}
+
+fn no_card_message(spec: &str, nics: &[NicInfo]) -> String {
+    let list = nics.iter().map(|nic| format!("{} ({})", nic.bdf, nic.ids_text()));
+    let list = list.collect::<Vec<_>>().join(", ");
+    let there = if list.is_empty() { "no PCI network card".to_owned() } else { list };
+    format!("no card of this host fits {spec} and has a driver here; there is {there}")
 }
 
 /// The matching interfaces, sorted by index, each with its matching address.
@@ -275,11 +305,9 @@ mod tests {
         for spec in ["", "fault(", "shm:x", "memif:/run/x?.sock", "vfio:05:00.0", "rocket:*"] {
             assert!(!has_choice(spec) && choose(spec).unwrap() == spec, "{spec}");
         }
-        assert!(
-            has_choice("udp:127.0.0.0/8")
-                && has_choice("fault():afpacket:e*")
-                && has_choice("auto")
-        );
+        for spec in ["udp:127.0.0.0/8", "fault():afpacket:e*", "vlan(7):vfio:*,mtu=900", "auto"] {
+            assert!(has_choice(spec), "{spec}");
+        }
     }
 
     /// Goal: no text panics, and what has no pattern stays as it was written.
@@ -312,6 +340,7 @@ mod tests {
             ")",
             "lo",
             "shm",
+            "vfio:",
         ];
         let mut state = 1_u64;
         let mut next = |n: usize| {
@@ -345,9 +374,47 @@ mod tests {
             ("udp:203.0.113.1|udp:127.0.0.0/8|shm", "udp:127.0.0.1"),
             ("afpacket:lo?*|shm:x", "shm:x"),
             ("xdp:lo?*|shm:x", "shm:x"),
+            ("vfio:fffe:*|shm:x", "shm:x"),
         ] {
             assert_eq!(choose(spec).unwrap(), is, "{spec}");
         }
+    }
+
+    /// Goal: a pattern takes cards by address or by kind, in the order of their addresses, and none
+    /// without a driver here.
+    #[test]
+    fn cards_fit_by_their_address_or_their_kind() {
+        let nic = |bdf: &str, id, has_driver| NicInfo {
+            bdf: bdf.to_owned(),
+            id,
+            has_driver,
+            driver: None,
+            interfaces: Vec::new(),
+            group: None,
+            group_blockers: Vec::new(),
+            numa_node: None,
+            physical: None,
+        };
+        let nics = [
+            nic("0000:01:00.0", (0x15b3, 0x1017), false),
+            nic("0000:05:00.0", (0x8086, 0x10d3), true),
+            nic("0000:05:00.1", (0x8086, 0x10c9), true),
+            nic("0000:81:00.0", (0x1af4, 0x1041), true),
+        ];
+        for (glob, fit) in [
+            ("*", &["0000:05:00.0", "0000:05:00.1", "0000:81:00.0"][..]),
+            ("0000:0?:00.*", &["0000:05:00.0", "0000:05:00.1"]),
+            ("*.1", &["0000:05:00.1"]),
+            ("8086:10C*", &["0000:05:00.1"]),
+            ("1af4:*", &["0000:81:00.0"]),
+            ("15b3:*", &[]),
+        ] {
+            let found: Vec<_> = matching_nics(glob, &nics).map(|nic| nic.bdf.as_str()).collect();
+            assert_eq!(found, fit, "{glob}");
+        }
+        let said = no_card_message("vfio:15b3:*", &nics[..2]);
+        assert!(said.ends_with("there is 0000:01:00.0 (15b3:1017), 0000:05:00.0 (8086:10d3)"));
+        assert!(no_card_message("vfio:*", &[]).ends_with("there is no PCI network card"));
     }
 
     #[test]
@@ -357,6 +424,7 @@ mod tests {
             ("udp:10.1/16", "\"10.1/16\" is no network; write 10.1.0.0/16"),
             ("udp:10.1.0.0/33", "is no network"),
             ("afpacket:zz*", "no interface of this host fits"),
+            ("vfio:fffe:*", "no card of this host fits vfio:fffe:*"),
             ("udp:203.0.113.1|afpacket:nothing0", "this host has"),
             ("udp:203.0.113.1|afpacket:nothing0", "no such interface"),
         ] {

@@ -76,7 +76,8 @@ pub(crate) fn behind_switches(barewire: &Path, nic: Model) -> Result<Vec<GuestOu
 fn by_name(names: &[String]) -> Vec<String> {
     let services = names.iter().filter_map(|name| Some(name.rsplit_once(':')?.1));
     let talks = HOSTS.iter().zip(services).map(|(host, service)| {
-        let port = "vfio:$NIC0,switch=yes";
+        // The guest's only card.
+        let port = "'vfio:*,switch=yes'";
         let talk = format!("barewire pingpong --port {port} '{host}:{service}' {SHORTER}");
         format!("(for try in 1 2 3 4 5 6 7 8; do {talk} && exit; done; exit 1)")
     });

@@ -53,10 +53,15 @@ impl NicInfo {
         Kind::of(self.id).map_or("NIC without a driver here", Kind::name)
     }
 
+    /// PCI vendor and device id, such as `8086:10d3`.
+    pub fn ids_text(&self) -> String {
+        let (vendor, device) = self.id;
+        format!("{vendor:04x}:{device:04x}")
+    }
+
     /// PCI ids, IOMMU group, NUMA node, physical function and kernel driver, in one line.
     pub fn location(&self) -> String {
-        let (vendor, device) = self.id;
-        let mut place = format!("{vendor:04x}:{device:04x}");
+        let mut place = self.ids_text();
         if let Some(group) = self.group {
             place.push_str(&format!(", IOMMU group {group}"));
         }
