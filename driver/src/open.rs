@@ -50,9 +50,9 @@ pub use switch::{SwitchAccess, check_switch, open_switch, open_through_switch, s
 ///   `mtu=9000`, `rx=512` and `tx=512` (buffers) after a comma. See
 ///   [`VfioSettings`](crate::backend::vfio::VfioSettings).
 /// - `udp:10.0.0.1` or `udp:10.0.0.1:50000` carries frames inside UDP from that address of this
-///   host (or of that interface: `udp:eth0`), with `mtu=` as an option. So do
-///   `udp:[2001:db8::a01:107]/96` and `udp:eth0/96` by IPv6, to hosts whose addresses begin with
-///   the same 96 bits. See
+///   host (or of that interface: `udp:eth0`), with the options `mtu=`, `dscp=46`, `ecn=no` and
+///   `busypoll=yes`. So do `udp:[2001:db8::a01:107]/96` and `udp:eth0/96` by IPv6, to hosts whose
+///   addresses begin with the same 96 bits. See
 ///   [`UdpSettings`](crate::backend::udp::UdpSettings).
 /// - `memif:/run/vpp/memif.sock` or `memif:@job7` is a memif to another process, such as VPP or a
 ///   DPDK program, with `role=server`, `id=0`, `secret=`, `rsize=10`, `bsize=2048`, `mtu=`, `mac=`,
@@ -588,6 +588,7 @@ mod tests {
             ("udp:127.0.0.1:80", "49152 to 65535"),
             ("udp:127.0.0.1,ring=7", "no option \"ring\""),
             ("udp:127.0.0.1,ecn=0", "write ecn=yes or ecn=no"),
+            ("udp:127.0.0.1,busypoll", "write busypoll=yes or busypoll=no"),
             ("udp:127.0.0.1,near=maybe", "write near=yes, near=no or near=shm:NAME"),
             ("udp:127.0.0.1,near=shm:a b", "letters, digits"),
             ("shm:x,near=yes", "no option \"near\""),

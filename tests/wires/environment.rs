@@ -103,8 +103,11 @@ fn a_raw_socket_without_permission() {
     let (code, line) = outcome(&nodes, "powerless", "afpacket:fab0");
     assert_eq!(code, FI_EACCES, "{line}");
     assert!(line.contains("CAP_NET_RAW") && line.contains("setcap cap_net_raw+ep"), "{line}");
-    // The other port needs none.
+    // The other port needs none, but for busy polling.
     assert_eq!(outcome(&nodes, "powerless", "udp:fab0").0, 0);
+    let (code, line) = outcome(&nodes, "powerless", "udp:fab0,busypoll=yes");
+    assert_eq!(code, FI_EACCES, "{line}");
+    assert!(line.contains("CAP_NET_ADMIN") && line.contains("setcap cap_net_admin+ep"), "{line}");
 }
 
 /// Gives up every right of root.

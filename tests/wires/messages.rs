@@ -43,6 +43,14 @@ fn every_length_inside_udp() {
     });
 }
 
+/// With a thread that does the driver's work at one end.
+#[test]
+fn every_length_inside_udp_that_polls_busily() {
+    let Some(nodes) = or_skip(Nodes::pair(1500)) else { return };
+    let port = format!("{UDP},busypoll=yes");
+    there_and_back(&nodes, [&port, UDP], fewer_sizes);
+}
+
 /// Loss by our port one way, by the kernel the other.
 #[test]
 fn every_length_inside_udp_that_gets_lost() {

@@ -118,6 +118,21 @@ fn set_option<T>(fd: RawFd, level: i32, option: i32, value: &T) -> io::Result<()
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// Busy polling: microseconds and frames per call at most.
+const BUSY_POLL_US: libc::c_int = 20;
+const BUSY_POLL_BUDGET: libc::c_int = 64;
+
+/// Enables busy polling: the thread that calls the socket runs the driver's NAPI poll.
+///
+/// # Errors
+/// `ENOPROTOOPT`: the kernel is older than 5.11. `EPERM`: no CAP_NET_ADMIN.
+fn busy_poll(fd: RawFd) -> io::Result<()> {
+    let on: libc::c_int = 1;
+    set_option(fd, libc::SOL_SOCKET, libc::SO_PREFER_BUSY_POLL, &on)?;
+    set_option(fd, libc::SOL_SOCKET, libc::SO_BUSY_POLL, &BUSY_POLL_US)?;
+    set_option(fd, libc::SOL_SOCKET, libc::SO_BUSY_POLL_BUDGET, &BUSY_POLL_BUDGET)
+}
+
 /// Sets the length of a socket's buffer, past what an unprivileged process may have if this one
 /// may: by the option `forced`, or by `asked`.
 fn enlarge(fd: RawFd, [forced, asked]: [libc::c_int; 2], len: libc::c_int) -> io::Result<()> {

@@ -80,6 +80,9 @@ pub struct UdpSettings {
     /// Whether datagrams are sent as ECN-capable. Default: yes. Marks of received datagrams are
     /// reported in any case.
     pub ecn: bool,
+    /// Whether a poll that finds nothing runs the driver's NAPI poll, instead of its interrupt.
+    /// Needs CAP_NET_ADMIN and Linux 5.11. Default: no.
+    pub busy_poll: bool,
 }
 
 /// A local address, and its interface.
@@ -110,7 +113,15 @@ impl UdpSettings {
     /// The settings of a port at `host`.
     pub fn at(host: &str) -> Self {
         let is_v6 = host.parse::<Ipv6Addr>().is_ok();
-        Self { host: host.to_owned(), is_v6, port: None, mtu: None, dscp: 0, ecn: true }
+        Self {
+            host: host.to_owned(),
+            is_v6,
+            port: None,
+            mtu: None,
+            dscp: 0,
+            ecn: true,
+            busy_poll: false,
+        }
     }
 
     /// The settings as written in a port's name, without options.
@@ -139,6 +150,10 @@ impl UdpSettings {
         let place = self.local_address()?;
         self.mtu(&place)?;
         self.check_dscp()?;
+        if self.busy_poll {
+            let os = |e: io::Error| self.os("cannot make a UDP socket", &e);
+            self.set_busy_poll(socket(place.ip, 0).map_err(os)?.as_raw_fd())?;
+        }
         self.port.map_or(Ok(()), |port| self.check_port(place.at(port)))
     }
 
@@ -198,6 +213,20 @@ impl UdpSettings {
     fn mtu(&self, place: &LocalAddress) -> Result<usize, OpenError> {
         let max = place.mtu_max();
         OpenError::check_mtu(self.mtu.unwrap_or(max), max)
+    }
+
+    /// Enables busy polling, if it was asked for.
+    fn set_busy_poll(&self, fd: RawFd) -> Result<(), OpenError> {
+        if !self.busy_poll {
+            return Ok(());
+        }
+        super::busy_poll(fd).map_err(|e| match e.raw_os_error() {
+            Some(libc::EPERM) => {
+                let mend = "sudo setcap cap_net_admin+ep PROGRAM, run it as root, or leave it out";
+                self.refuse(libc::EACCES, "busypoll=yes needs CAP_NET_ADMIN", mend)
+            }
+            _ => self.os("the kernel has no busy polling", &e),
+        })
     }
 
     /// Binds the socket to the address and the named UDP port, or the first free one.
@@ -339,6 +368,7 @@ impl Udp {
         settings.check_dscp()?;
         let os = |e: io::Error| settings.os("cannot make a UDP socket", &e);
         let socket = socket(place.ip, tos_of(settings.dscp, settings.ecn)).map_err(os)?;
+        settings.set_busy_poll(socket.as_raw_fd())?;
         let addr = settings.bind(socket.as_raw_fd(), &place)?;
         let prefix = Prefix::of(place.ip);
         let mac = prefix.mac_of(addr).expect("a UDP port without an address was refused");

@@ -161,7 +161,8 @@ fn udp_settings(spec: &str) -> Result<UdpSettings, OpenError> {
             "mtu" => settings.mtu = Some(parse(spec, value)?),
             "dscp" => settings.dscp = parse(spec, value)?,
             "ecn" => settings.ecn = yes_or_no(spec, key, value)?,
-            _ => return Err(no_option(spec, key, "mtu=, dscp=, ecn= and near=")),
+            "busypoll" => settings.busy_poll = yes_or_no(spec, key, value)?,
+            _ => return Err(no_option(spec, key, "mtu=, dscp=, ecn=, busypoll= and near=")),
         }
     }
     Ok(settings)

@@ -348,7 +348,7 @@ impl Xdp {
         let bound = opening::bind(settings, &request, &link, station, (&set, claims))?;
         let is_busy_polling = settings.busy_poll;
         for queue in bound.queues.iter().filter(|_| is_busy_polling) {
-            let busy = socket::busy_poll(queue.fd);
+            let busy = super::busy_poll(queue.fd);
             busy.map_err(|e| request.os("the kernel has no busy polling", &e))?;
         }
         let bell = WakeEvent::new().map_err(os)?;

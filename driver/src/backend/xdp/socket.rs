@@ -12,9 +12,6 @@ use super::umem::Umem;
 
 /// Requested send buffer, bytes: a burst of the longest frames.
 const SEND_BUFFER_LEN: libc::c_int = 4 << 20;
-/// Busy polling: microseconds and frames per call at most.
-const BUSY_POLL_US: libc::c_int = 20;
-const BUSY_POLL_BUDGET: libc::c_int = 64;
 
 /// An unbound socket.
 ///
@@ -175,17 +172,6 @@ pub(super) fn bind(fd: RawFd, index: u32, queue: u32, memory: UmemSource) -> io:
 pub(super) fn enlarge(fd: RawFd) {
     // A smaller buffer is enough to work.
     let _ = super::super::enlarge(fd, SEND_BUFFER, SEND_BUFFER_LEN);
-}
-
-/// Enables busy polling: the thread that calls the socket runs the driver's NAPI poll.
-///
-/// # Errors
-/// `ENOPROTOOPT`: the kernel is older than 5.11.
-pub(super) fn busy_poll(fd: RawFd) -> io::Result<()> {
-    let on: libc::c_int = 1;
-    set_option(fd, libc::SOL_SOCKET, libc::SO_PREFER_BUSY_POLL, &on)?;
-    set_option(fd, libc::SOL_SOCKET, libc::SO_BUSY_POLL, &BUSY_POLL_US)?;
-    set_option(fd, libc::SOL_SOCKET, libc::SO_BUSY_POLL_BUDGET, &BUSY_POLL_BUDGET)
 }
 
 /// Whether the socket is zero-copy.
