@@ -1,5 +1,8 @@
 //! A collective group in one thread, each member with a domain and a port of its own on one
-//! segment: measures a collective of all members together, without idle time.
+//! segment: measures a collective of all members together, without idle time. And a group of two
+//! processes, of which each is a [`Rank`].
+
+use std::time::{Duration, Instant};
 
 use barewire::coll::{CollKind, FI_NOOP, FI_VOID};
 use barewire::flags::{BindFlags, Caps};
@@ -9,6 +12,7 @@ use barewire::{
     FiAddr, Mc, Progress, fabric,
 };
 use barewire_dataplane::types::Cqe;
+use barewire_driver::port::Station;
 
 use crate::end::{BenchResult, Memory, domain};
 
@@ -76,6 +80,57 @@ impl Group {
             }
         }
         Ok(())
+    }
+}
+
+/// A member of a group of two processes.
+pub struct Rank(Member);
+
+impl Rank {
+    /// Member `me`, 0 or 1, of a group on the segment of `spec`. `exchange_station` exchanges those of
+    /// the two.
+    ///
+    /// # Errors
+    /// The error of the port or the API; the other process has not joined after ten seconds.
+    pub fn join(
+        spec: &str,
+        me: usize,
+        exchange_station: impl FnOnce(Station) -> Station,
+    ) -> BenchResult<Self> {
+        let said = |e: barewire::Error| format!("joining: {e}");
+        let mut member = Member::open(spec)?;
+        let own = member.ep.getname().map_err(said)?;
+        let other = EpAddr { station: exchange_station(own.station), incarnation: 0, ..own };
+        let addrs = if me == 0 { [own, other] } else { [other, own] };
+        member.join(&addrs, false).map_err(said)?;
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_secs(10) {
+            if member.eq.read(&mut [0; 8]).is_ok() {
+                return Ok(Self(member));
+            }
+            member.poll();
+        }
+        Err("the join does not end".to_owned())
+    }
+
+    /// Runs `count` collectives one after the other: allreduces of 8 bytes, or barriers.
+    ///
+    /// # Errors
+    /// A call was refused.
+    #[inline(never)]
+    pub fn call(&mut self, kind: CollKind, count: u64) -> BenchResult<()> {
+        for _ in 0..count {
+            self.0.post(kind)?;
+            while self.0.open {
+                self.0.poll();
+            }
+        }
+        Ok(())
+    }
+
+    /// Turns the progress engine.
+    pub fn poll(&mut self) {
+        self.0.poll();
     }
 }
 

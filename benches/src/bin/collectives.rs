@@ -1,6 +1,6 @@
 //! Cost of collectives: in a model of time, where every member runs the schedules that nodes run,
-//! on a virtual clock instead of a network; and among real endpoints on a segment, all in one
-//! thread, in instructions and time per member.
+//! on a virtual clock instead of a network; among real endpoints on a segment, all in one thread,
+//! in instructions and time per member; and between two processes, one on each processor.
 //!
 //! In the model a message costs `o` of processor time at the sender and again at the receiver, and
 //! `beta` per byte on the sender's and on the receiver's link (at the same time, as with a
@@ -14,8 +14,9 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
 use barewire_benches::count::{instructions, steady, warm_up};
+use barewire_benches::duo::{Rounds, Task, start};
 use barewire_benches::end::BenchResult;
-use barewire_benches::group::Group;
+use barewire_benches::group::{Group, Rank};
 use barewire_benches::pair::{How, exchange, segment, shm_pair};
 use barewire_benches::{Args, Report, Row, Sample};
 use barewire_dataplane::proto::coll::plan::{Force, Layout, Model, choose, levels};
@@ -237,6 +238,10 @@ fn name(kind: Kind, bytes: u64, n: u32) -> String {
 fn main() {
     let args = Args::read_or_run(run_case);
     let mut report = Report::new("collectives", &args);
+    // First, as it forks.
+    if let Err(why) = pinned(&args, &mut report) {
+        report.skip(PINNED[0], &why);
+    }
     for n in [2, 4, 8] {
         for (call, bars) in CALLS {
             for way in WAYS {
@@ -289,6 +294,43 @@ fn run_case(case: &str, count: u64) -> BenchResult<()> {
     let (kind, mut group) = (kind_of(call), Group::open(&segment("collectives"), n, by_messages)?);
     group.call(kind, warm_up(count) / 4)?;
     steady(|| group.call(kind, count))
+}
+
+/// Cases of two processes, one on each processor.
+const PINNED: [&str; 2] = ["pinned-allreduce-8B", "pinned-barrier"];
+
+/// Time of a call of two processes, one on each processor, against a round trip of a cache line
+/// between them; the bar is two.
+fn pinned(args: &Args, report: &mut Report) -> BenchResult<()> {
+    let cases: Vec<&str> = PINNED.into_iter().filter(|case| args.wants(case)).collect();
+    if cases.is_empty() {
+        return Ok(());
+    }
+    let spec = segment("collectives-pinned");
+    let call_of = |what: u64| kind_of(PINNED[what as usize].trim_start_matches("pinned-"));
+    let mut first = start(|second| {
+        let mut rank = Rank::join(&spec, 1, |station| second.exchange_station(station))?;
+        second.serve(&mut rank, Rank::poll, |rank, task| rank.call(call_of(task.what), task.count))
+    })?;
+    let mut rank = Rank::join(&spec, 0, |station| first.exchange_station(station))?;
+    let (calls, rounds) = (args.size(50_000, 100), args.size(21, 2));
+    for case in cases {
+        let what = PINNED.iter().position(|name| *name == case).expect("it is one of them") as u64;
+        let before = first.line_ns()?;
+        let measured = Rounds::measure(rounds, || {
+            let line = first.line_ns()?;
+            first.begin(Task { what, len: 8, count: calls });
+            let begun = now_ns();
+            rank.call(call_of(what), calls)?;
+            let each = (now_ns() - begun) as f64 / calls as f64;
+            first.finish(|| rank.poll())?;
+            Ok((each, line))
+        })?;
+        let row =
+            measured.row(case, "ns", "cache line round trip").placed(before, first.line_ns()?);
+        report.row(row.note(format!("bar 2, {} in {rounds} rounds", measured.span())));
+    }
+    Ok(())
 }
 
 /// Instructions per member of a call, against its limit or one message per member.

@@ -105,8 +105,8 @@ fn pattern_in(device: &str) -> Option<(&str, Pattern<'_>, &str)> {
     if kind == "auto" && host_port.is_empty() {
         return Some((kind, Pattern::Any, options));
     }
-    if kind == "vfio" && place.contains(['*', '?']) {
-        return Some((kind, Pattern::Cards(place), options));
+    if kind == "vfio" && host_port.contains(['*', '?']) {
+        return Some((kind, Pattern::Cards(host_port), options));
     }
     if kind != "auto" && !KINDS.contains(&kind) {
         return None;
