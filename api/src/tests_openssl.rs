@@ -134,7 +134,7 @@ fn own(kind: &'static SignatureAlgorithm) -> Arc<Credentials> {
 #[test]
 fn signatures_are_what_openssl_verifies() {
     if Command::new("openssl").arg("version").output().is_err() {
-        println!("skipped: there is no openssl");
+        println!("SKIPPED: no openssl: sudo apt-get install openssl");
         return;
     }
     let dir = tempfile::tempdir().unwrap();

@@ -45,6 +45,13 @@ pub(crate) const MPICC: Tool = Tool { program: "mpicc", package: "libopenmpi-dev
 /// Creates environments for Python packages.
 pub(crate) const VENV: Tool =
     Tool { program: "/var/lib/dpkg/info/python3-venv.list", package: "python3-venv" };
+/// Another implementation of the ciphers that seal frames.
+pub(crate) const CRYPTOGRAPHY: Tool = Tool {
+    program: "/var/lib/dpkg/info/python3-cryptography.list",
+    package: "python3-cryptography",
+};
+/// Verifies signatures of handshakes.
+pub(crate) const OPENSSL: Tool = Tool { program: "openssl", package: "openssl" };
 /// Finds the library versions that a Debian package needs.
 pub(crate) const SHLIBDEPS: Tool = Tool { program: "dpkg-shlibdeps", package: "dpkg-dev" };
 /// Makes RPM packages; its package also contains the program that installs them.

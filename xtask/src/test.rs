@@ -138,9 +138,14 @@ impl Suite {
 
     fn tools(self) -> &'static [Tool] {
         match self {
-            Self::Unit => {
-                &[packages::TSHARK, packages::LIBFABRIC, packages::IP, packages::VALGRIND]
-            }
+            Self::Unit => &[
+                packages::TSHARK,
+                packages::LIBFABRIC,
+                packages::IP,
+                packages::VALGRIND,
+                packages::CRYPTOGRAPHY,
+                packages::OPENSSL,
+            ],
             Self::Wires => &[packages::TSHARK, packages::IP, packages::NFT],
             Self::Sim => &[packages::CC],
             Self::E2e => &[packages::TSHARK, packages::CC],
