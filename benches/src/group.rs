@@ -87,8 +87,8 @@ impl Group {
 pub struct Rank(Member);
 
 impl Rank {
-    /// Member `me`, 0 or 1, of a group on the segment of `spec`. `exchange_station` exchanges those of
-    /// the two.
+    /// Member `me`, 0 or 1, of a group on the segment of `spec`. `exchange_station` exchanges those
+    /// of the two.
     ///
     /// # Errors
     /// The error of the port or the API; the other process has not joined after ten seconds.

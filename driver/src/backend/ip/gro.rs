@@ -17,8 +17,8 @@ const EXPECTED_BURSTS: u16 = 4096;
 /// A copy of one coalesced datagram, whose frames are lent one by one.
 pub(super) struct GroBuffer {
     bytes: Box<[u8]>,
-    /// Offset of the next frame, end of the last, and length of each but the last, bytes. The length
-    /// is tried first for the next datagram.
+    /// Offset of the next frame, end of the last, and length of each but the last, bytes. The
+    /// length is tried first for the next datagram.
     at: usize,
     end: usize,
     segment_len: usize,
