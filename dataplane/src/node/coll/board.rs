@@ -630,7 +630,10 @@ impl Node {
             let waits = match self.objects().advance_board(now, g) {
                 BoardProgress::Waits => true,
                 BoardProgress::Idle => false,
-                rare => outlined(|| self.collectives().settle_board(now, g, rare)),
+                rare => {
+                    let node = &mut *self;
+                    outlined(move || node.collectives().settle_board(now, g, rare))
+                }
             };
             if waits {
                 at += 1;

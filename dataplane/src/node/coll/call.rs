@@ -370,7 +370,7 @@ impl Node {
         };
         if waits && self.coll.register_waiting_call(self.turn.polled_at, g) {
             let now = self.turn.polled_at;
-            outlined(|| self.collectives().drive_group(now, g));
+            outlined(move || self.collectives().drive_group(now, g));
         }
         Ok(())
     }
