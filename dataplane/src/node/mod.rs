@@ -911,6 +911,27 @@ macro_rules! operations_of {
     };
 }
 
+/// The sender of packets of a node, for callers that borrow other parts of it as well.
+macro_rules! sending_of {
+    ($node:ident) => {
+        Sending {
+            port: &mut $node.port,
+            peers: &mut $node.peers,
+            sent: &mut $node.sent,
+            acks: &mut $node.acks,
+            turn: &$node.turn,
+            tx: &mut $node.tx,
+            responses: &$node.responses,
+            packs: &$node.packs,
+            mrs: &$node.mrs,
+            self_loop: &mut $node.self_loop,
+            due: &mut $node.due,
+            observed: &mut $node.observed,
+            counters: &mut $node.counters,
+        }
+    };
+}
+
 /// The control plane of a node, for callers that borrow other parts of it as well.
 macro_rules! control_of {
     ($node:ident) => {
@@ -1016,23 +1037,105 @@ impl Node {
     /// The sender of packets.
     #[inline(always)]
     pub(crate) fn sending(&mut self) -> Sending<'_> {
-        let Self { port, peers, sent, acks, turn, tx, responses, packs, mrs, .. } = self;
-        let Self { self_loop, due, observed, counters, .. } = self;
-        Sending {
-            port,
-            peers,
-            sent,
-            acks,
-            turn,
-            tx,
-            responses,
-            packs,
-            mrs,
-            self_loop,
-            due,
-            observed,
-            counters,
+        sending_of!(self)
+    }
+}
+
+/// Transmitter of requests, borrowed from a node: queued messages, pulls, one-sided operations and
+/// responses leave as packets, and an operation may end with its last packet. No session begins or
+/// ends.
+#[derive(Debug)]
+pub(crate) struct Transmitter<'a> {
+    settings: &'a NodeSettings,
+    port: &'a mut PortState,
+    eager_max: &'a [usize; 2],
+    peers: &'a mut Peers,
+    awaited: &'a mut Vec<PeerIdx>,
+    reassemblies: &'a mut Reassemblies,
+    eps: &'a mut Eps,
+    cqs: &'a mut Cqs,
+    cntrs: &'a mut Cntrs,
+    avs: &'a mut Avs,
+    tx: &'a mut TxWrs,
+    fast_ops: &'a mut Table<FastOp, (), FastOpIdx>,
+    sent: &'a mut SentPool,
+    packs: &'a mut Packs,
+    posted: &'a mut Receives,
+    unexpected: &'a mut UnexpectedPool<UnexpectedMsg>,
+    blocks: &'a mut Blocks,
+    pulls: &'a mut Pulls,
+    mrs: &'a mut Mrs,
+    responses: &'a mut Slab<Response, (), ResponseIdx>,
+    scratch: &'a mut Vec<u8>,
+    target: &'a mut fast_target::TargetCache,
+    spare: &'a mut SpareBuffers,
+    coll: &'a mut Coll,
+    due: &'a mut Due,
+    acks: &'a mut acks::Acks,
+    self_loop: &'a mut SelfLoop,
+    counters: &'a mut NodeCounters,
+    observed: &'a mut Observed,
+    turn: &'a mut Turn,
+    refused_units: &'a mut u32,
+}
+
+impl Node {
+    /// The transmitter of requests.
+    #[inline(always)]
+    fn transmitter(&mut self) -> Transmitter<'_> {
+        Transmitter {
+            settings: &self.settings,
+            port: &mut self.port,
+            eager_max: &self.eager_max,
+            peers: &mut self.peers,
+            awaited: &mut self.awaited,
+            reassemblies: &mut self.reassemblies,
+            eps: &mut self.eps,
+            cqs: &mut self.cqs,
+            cntrs: &mut self.cntrs,
+            avs: &mut self.avs,
+            tx: &mut self.tx,
+            fast_ops: &mut self.fast_ops,
+            sent: &mut self.sent,
+            packs: &mut self.packs,
+            posted: &mut self.posted,
+            unexpected: &mut self.unexpected,
+            blocks: &mut self.blocks,
+            pulls: &mut self.pulls,
+            mrs: &mut self.mrs,
+            responses: &mut self.responses,
+            scratch: &mut self.scratch,
+            target: &mut self.target,
+            spare: &mut self.spare,
+            coll: &mut self.coll,
+            due: &mut self.due,
+            acks: &mut self.acks,
+            self_loop: &mut self.self_loop,
+            counters: &mut self.counters,
+            observed: &mut self.observed,
+            turn: &mut self.turn,
+            refused_units: &mut self.refused_units,
         }
+    }
+}
+
+impl Transmitter<'_> {
+    /// The sender of packets.
+    #[inline(always)]
+    fn sending(&mut self) -> Sending<'_> {
+        sending_of!(self)
+    }
+
+    /// The operations.
+    #[inline(always)]
+    fn operations(&mut self) -> Operations<'_> {
+        operations_of!(self)
+    }
+
+    /// The target side of one-sided operations.
+    #[inline(always)]
+    fn responder(&mut self) -> Responder<'_> {
+        responder_of!(self)
     }
 }
 

@@ -13,7 +13,7 @@ use super::packet::{Packet, Step};
 use super::peer::{Peer, State};
 use super::segments::Segments;
 use super::tx::TxWrs;
-use super::{DynSink, FrameSink, Node, Operations, Sending, Todo};
+use super::{DynSink, FrameSink, Node, Operations, Sending, Todo, Transmitter};
 use crate::idx::{EpIdx, PeerIdx, PullIdx, ResponseIdx, TxIdx};
 use crate::plant::{Bug, planted};
 use crate::proto::blocks::units;
@@ -175,10 +175,10 @@ impl Node {
         // otherwise send nothing else.
         let peer = &self.peers[p];
         let refuses_again = peer.refused != 0 && peer.ack_now && !peer.nack.want;
-        let done = self.serve_owed(now, p, out)
-            && self.sending().serve_lost(now, p, out)
-            && self.serve_pulls(now, p, out)
-            && self.serve_messages(now, p, out);
+        let done = self.sending().serve_owed(now, p, out)
+            && (!self.peers[p].searches || self.control().serve_search(now, p, out))
+            && (self.peers[p].snd.lost == 0 || self.sending().serve_lost(now, p, out))
+            && (!self.peers[p].has_queued() || self.transmitter().serve_requests(now, p, out));
         if self.peers[p].ack_now {
             self.send_ack(now, p, &mut DynSink(out));
         }
@@ -191,8 +191,10 @@ impl Node {
         }
         self.control().arm_timer(now, p);
     }
+}
 
-    /// Sends NACK, NOP, PING and PROBE as far as they are due. False if the port is full.
+impl Sending<'_> {
+    /// Sends NACK, NOP and PING as far as they are due. False if the port is full.
     fn serve_owed(&mut self, now: Instant, p: PeerIdx, out: &mut dyn FrameSink) -> bool {
         let peer = &mut self.peers[p];
         if peer.nack.is_due(now) {
@@ -203,7 +205,7 @@ impl Node {
                 let mut op = [0; 8];
                 NackOp { reason }.emit(&mut op);
                 let packet = Packet::control(Ty::Nack, psn, &op);
-                if self.sending().emit(p, &packet, out) != Tx::Sent {
+                if self.emit(p, &packet, out) != Tx::Sent {
                     self.peers[p].nack.want = true;
                     return false;
                 }
@@ -211,19 +213,17 @@ impl Node {
         }
         if self.peers[p].has_nop_for {
             let psn = self.peers[p].nop_for;
-            if self.sending().emit(p, &Packet::control(Ty::Nop, psn, &[0; NopOp::LEN]), out)
-                != Tx::Sent
-            {
+            if self.emit(p, &Packet::control(Ty::Nop, psn, &[0; NopOp::LEN]), out) != Tx::Sent {
                 return false;
             }
             self.peers[p].has_nop_for = false;
         }
-        if self.peers[p].want_nop && self.peers[p].snd.open() && self.port.can_keep(&self.sent) {
+        if self.peers[p].want_nop && self.peers[p].snd.open() && self.port.can_keep(self.sent) {
             let psn = self.peers[p].snd.nxt;
             let mut op = [0; NopOp::LEN];
             NopOp { cuts: true, ..NopOp::default() }.emit(&mut op);
             let packet = Packet::control(Ty::Nop, psn, &op);
-            if !self.sending().send_numbered(now, p, packet, true, out) {
+            if !self.send_numbered(now, p, packet, true, out) {
                 return false;
             }
             self.peers[p].want_nop = false;
@@ -231,12 +231,20 @@ impl Node {
         while self.peers[p].pings > 0 {
             let psn = self.peers[p].snd.nxt;
             let packet = Packet { ar: true, ..Packet::control(Ty::Ping, psn, &[]) };
-            if self.sending().emit(p, &packet, out) != Tx::Sent {
+            if self.emit(p, &packet, out) != Tx::Sent {
                 return false;
             }
             self.peers[p].pings -= 1;
         }
-        !self.peers[p].searches || self.control().serve_search(now, p, out)
+        true
+    }
+}
+
+impl Transmitter<'_> {
+    /// Sends PULL and END, then messages, pulled data and responses. False if more is queued and
+    /// the window is open.
+    fn serve_requests(&mut self, now: Instant, p: PeerIdx, out: &mut dyn FrameSink) -> bool {
+        self.serve_pulls(now, p, out) && self.serve_messages(now, p, out)
     }
 
     /// Sends PULL and END. False if the port is full or the window is closed.
@@ -251,7 +259,7 @@ impl Node {
             if !self.peers[p].snd.open() {
                 return true;
             }
-            if !self.port.can_keep(&self.sent) {
+            if !self.port.can_keep(self.sent) {
                 return false;
             }
             let pull = &self.pulls[idx];
@@ -259,7 +267,7 @@ impl Node {
             let (read, wr) = (pull.read, pull.wr);
             let (ty, op_len, len) = if read {
                 let len = pull.requesting;
-                (Ty::Read, self.tx.emit_read(&self.pulls, idx, &mut op), len)
+                (Ty::Read, self.tx.emit_read(self.pulls, idx, &mut op), len)
             } else if let Some(status) = pull.end {
                 let end = EndOp { src_op: pull.src_op, src_gen: pull.src_gen, status };
                 (Ty::End, end.emit(&mut op), 0)
@@ -285,7 +293,7 @@ impl Node {
                 return false;
             }
             if ty == Ty::End {
-                self.pulls.free(&mut self.peers, idx);
+                self.pulls.free(self.peers, idx);
                 continue;
             }
             self.pulls.dequeue(&mut self.peers[p], idx);
@@ -418,14 +426,14 @@ impl Node {
         }
         .emit(&mut op);
         let body = BodyRef::Wr { wr: w, offset: 0, len: len as u32 };
-        let keep = self.tx.keeps(&self.peers, w);
+        let keep = self.tx.keeps(self.peers, w);
         let packet = self.sending().data_packet(p, Ty::Msg, &op[..op_len], body, w, keep);
-        if keep && !self.port.can_keep(&self.sent)
+        if keep && !self.port.can_keep(self.sent)
             || !self.sending().send_numbered(now, p, packet, keep, out)
         {
             return Step::Full;
         }
-        self.peers[p].charge_last(&mut self.sent, units(len), keep);
+        self.peers[p].charge_last(self.sent, units(len), keep);
         self.tx[w].sent = len;
         self.operations().all_sent(p, w);
         Step::Sent
@@ -454,14 +462,14 @@ impl Node {
             offset: wr.sent,
         }
         .emit(&mut op);
-        let (offset_at, end, keep) = (MsgMOp::OFFSET_AT, wr.len, self.tx.keeps(&self.peers, w));
+        let (offset_at, end, keep) = (MsgMOp::OFFSET_AT, wr.len, self.tx.keeps(self.peers, w));
         let segments = Segments { ty: Ty::MsgM, op, op_len, offset_at, end, keep };
         let most = if first { 1 } else { most };
         if let Step::Full = self.sending().send_segments(now, (p, w), &segments, most, out) {
             return Step::Full;
         }
         if first {
-            self.peers[p].charge_last(&mut self.sent, units(end), keep);
+            self.peers[p].charge_last(self.sent, units(end), keep);
         }
         if self.tx[w].sent == end {
             self.operations().all_sent(p, w);
@@ -493,7 +501,7 @@ impl Node {
         let wr = &mut self.tx[w];
         if wr.sent == end {
             wr.flags.remove(WrFlags::IN_RNDV_DATA_Q);
-            self.peers[p].rndv_data_q.remove(&mut self.tx, w);
+            self.peers[p].rndv_data_q.remove(self.tx, w);
         }
         Step::Sent
     }
@@ -511,7 +519,7 @@ impl Node {
         let wr = &self.tx[w];
         let mut op = [0; 16];
         DataOp { dst_op: wr.pull_op, dst_gen: wr.pull_gen, offset: 0 }.emit(&mut op);
-        if !self.port.can_keep(&self.sent) {
+        if !self.port.can_keep(self.sent) {
             return Step::Full;
         }
         let packet = self.sending().data_packet(p, Ty::Data, &op, BodyRef::None, TxIdx::NONE, true);
@@ -525,7 +533,7 @@ impl Node {
     /// Sends as many small messages from the head of the queue as fit one PACK.
     fn send_pack(&mut self, now: Instant, p: PeerIdx, out: &mut dyn FrameSink) -> Step {
         let Some(&buf) = self.packs.free.last() else { return Step::Full };
-        if !self.port.can_keep(&self.sent) {
+        if !self.port.can_keep(self.sent) {
             return Step::Full;
         }
         let room = self.peers[p].pack_room();
@@ -543,7 +551,7 @@ impl Node {
         let any_kept = {
             let (mut w, mut any) = (first, false);
             for _ in 0..count {
-                any |= self.tx.keeps(&self.peers, w);
+                any |= self.tx.keeps(self.peers, w);
                 w = self.tx[w].queue.next;
             }
             any
@@ -553,7 +561,7 @@ impl Node {
         if !self.sending().send_numbered(now, p, packet, any_kept, out) {
             return Step::Full;
         }
-        self.peers[p].charge_last(&mut self.sent, cost, any_kept);
+        self.peers[p].charge_last(self.sent, cost, any_kept);
         if any_kept {
             self.packs.free.pop();
             self.tx[first].unacked -= 1;

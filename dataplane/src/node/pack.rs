@@ -25,7 +25,10 @@ use super::peer::State;
 use super::post::wants_cqe;
 use super::route::Route;
 use super::tx::TxWrs;
-use super::{EpId, FrameSink, MsgKind, NoReader, Node, Objects, Operations, SendReq};
+use super::{
+    Cqs, EpId, Eps, FrameSink, MsgKind, NoReader, Node, Objects, Operations, Peers, Posting,
+    SendReq, Transmitter,
+};
 use crate::cntr::Done;
 use crate::error::Error;
 use crate::flags::{CqFlags, OpFlags};
@@ -122,6 +125,39 @@ impl Packs {
         let is_last = wr.queue.next == TxIdx::NONE;
         (is_it && is_last && self.has_room_for(wr, size)).then_some(w)
     }
+
+    /// Writes the record of `msg`, `size` bytes, to the packet of request `w`. `cqe`: a success of
+    /// the message writes a completion.
+    #[inline]
+    fn write_record(
+        &mut self,
+        (eps, cqs, peers, tx): (&mut Eps, &mut Cqs, &mut Peers, &mut TxWrs),
+        w: TxIdx,
+        req: &SendReq,
+        msg: &MsgOp,
+        (size, cqe): (usize, bool),
+    ) {
+        let (len, cost) = (req.buf.len(), units(req.buf.len() as u64));
+        let wr = &mut tx[w];
+        let ep = &mut eps[wr.ep];
+        cqs[ep.tx_cq].cq.reserve_free();
+        ep.tx_used += 1;
+        let peer = &mut peers[wr.peer];
+        peer.credit_used = peer.credit_used.wrapping_add(cost);
+        (wr.len, wr.tag, wr.data) = (wr.len + size as u64, wr.tag + 1, wr.data + u64::from(cost));
+        if req.flags.contains(OpFlags::INJECT) {
+            // The program may reuse its memory, but the endpoint still counts the request.
+            wr.flags |= WrFlags::INJECTED;
+        }
+        let buf = wr.pack_buf();
+        let record = &mut self.bytes[buf.at()][wr.len as usize - size..][..size];
+        // Padding of the record.
+        record[size - 8..].fill(0);
+        let from = msg.emit(record);
+        req.buf.read_start(&mut record[from..from + len]);
+        let (context, tag, len) = (req.context, req.tag, len as u32);
+        self.notes[buf.at()].push(CompletionNote { context, tag, len, size: size as u16, cqe });
+    }
 }
 
 impl Node {
@@ -169,12 +205,15 @@ impl Node {
                 let in_flight = peer.snd.in_flight();
                 let held = !waits && self.packs.nagle.wants(p, in_flight);
                 let opens = (waits || held) && size <= self.peers[p].pack_room();
-                let w = opens.then(|| self.open_pack(clock, (p, e), &msg, (inc, held))).flatten();
+                let w = opens
+                    .then(|| self.posting().open_pack(clock, (p, e), &msg, (inc, held)))
+                    .flatten();
                 let Some(w) = w else { return Joined::No };
                 w
             }
         };
-        self.write_record(w, req, &msg, (size, cqe));
+        let Self { eps, cqs, peers, tx, packs, .. } = self;
+        packs.write_record((eps, cqs, peers, tx), w, req, &msg, (size, cqe));
         self.packs.nagle.note_message(p);
         if self.packs.nagle.holds() {
             if self.packs.has_room_for(&self.tx[w], size) {
@@ -184,39 +223,9 @@ impl Node {
         }
         if more { Joined::Waits } else { Joined::Leaves }
     }
+}
 
-    /// Writes the record of `msg`, `size` bytes, to the packet of request `w`. `cqe`: a success of
-    /// the message writes a completion.
-    #[inline]
-    fn write_record(&mut self, w: TxIdx, req: &SendReq, msg: &MsgOp, (size, cqe): (usize, bool)) {
-        let (len, cost) = (req.buf.len(), units(req.buf.len() as u64));
-        let wr = &mut self.tx[w];
-        let ep = &mut self.eps[wr.ep];
-        self.cqs[ep.tx_cq].cq.reserve_free();
-        ep.tx_used += 1;
-        let peer = &mut self.peers[wr.peer];
-        peer.credit_used = peer.credit_used.wrapping_add(cost);
-        (wr.len, wr.tag, wr.data) = (wr.len + size as u64, wr.tag + 1, wr.data + u64::from(cost));
-        if req.flags.contains(OpFlags::INJECT) {
-            // The program may reuse its memory, but the endpoint still counts the request.
-            wr.flags |= WrFlags::INJECTED;
-        }
-        let buf = wr.pack_buf();
-        let record = &mut self.packs.bytes[buf.at()][wr.len as usize - size..][..size];
-        // Padding of the record.
-        record[size - 8..].fill(0);
-        let from = msg.emit(record);
-        req.buf.read_start(&mut record[from..from + len]);
-        let (context, tag, len) = (req.context, req.tag, len as u32);
-        self.packs.notes[buf.at()].push(CompletionNote {
-            context,
-            tag,
-            len,
-            size: size as u16,
-            cqe,
-        });
-    }
-
+impl Posting<'_> {
     /// Opens a packet for `msg` of endpoint `e`, which may be held, if there is room and no other
     /// request is queued for the peer.
     #[inline(never)]
@@ -227,33 +236,35 @@ impl Node {
         msg: &MsgOp,
         (inc, held): (u64, bool),
     ) -> Option<TxIdx> {
-        let last = self.tx.wrs.get(self.peers[p].send_q.tail);
+        let last = self.sessions.tx.wrs.get(self.sessions.peers[p].send_q.tail);
         // Not behind a request that waits for credit: the packet would wait as well.
         let may = last.is_none_or(|last| last.flags.contains(WrFlags::GROUP));
-        if !may || self.tx.is_full() {
+        if !may || self.sessions.tx.is_full() {
             return None;
         }
-        let buf = self.packs.free.pop()?;
+        let buf = self.sessions.packs.free.pop()?;
         // The held packet is for another peer, or for messages that may not share a packet with
         // this one.
-        self.packs.release_held(&self.tx, &mut self.peers, &mut self.due);
-        let room = self.peers[p].pack_room();
-        self.packs.bytes[buf.at()].resize(room, 0);
-        self.packs.notes[buf.at()].clear();
+        self.sessions.packs.release_held(self.sessions.tx, self.sessions.peers, self.sessions.due);
+        let room = self.sessions.peers[p].pack_room();
+        self.sessions.packs.bytes[buf.at()].resize(room, 0);
+        self.sessions.packs.notes[buf.at()].clear();
         let mut flags = WrFlags::GROUP;
         flags.set(WrFlags::TAGGED, msg.tagged);
         let wr = TxWr::new(0, (p, e), (msg.dst_ep, msg.src_ep), flags);
-        let w = self.tx.alloc(TxWr { pull_gen: buf.get(), ..wr });
+        let w = self.sessions.tx.alloc(TxWr { pull_gen: buf.get(), ..wr });
         let now = clock();
         if !held {
-            self.posting().queue_wr(now, p, w, inc);
-        } else if self.operations().enqueue_wr(now, p, w, inc) {
-            self.packs.hold(&mut self.due, now);
+            self.queue_wr(now, p, w, inc);
+        } else if self.sessions.operations().enqueue_wr(now, p, w, inc) {
+            self.sessions.packs.hold(self.sessions.due, now);
         }
-        self.packs.open = w;
+        self.sessions.packs.open = w;
         Some(w)
     }
+}
 
+impl Transmitter<'_> {
     /// Sends the PACK at the head of the queue.
     pub(super) fn send_group(
         &mut self,
@@ -262,7 +273,7 @@ impl Node {
         w: TxIdx,
         out: &mut dyn FrameSink,
     ) -> Step {
-        if !self.port.can_keep(&self.sent) {
+        if !self.port.can_keep(self.sent) {
             return Step::Full;
         }
         let wr = &self.tx[w];
@@ -282,11 +293,11 @@ impl Node {
         }
         let peer = &mut self.peers[p];
         peer.has_requested_credit = false;
-        if let Some(idx) = peer.snd.last(&self.sent) {
+        if let Some(idx) = peer.snd.last(self.sent) {
             self.sent[idx].units = cost;
         }
         if self.packs.open == w {
-            self.packs.close_open(&mut self.due);
+            self.packs.close_open(self.due);
         }
         self.tx[w].sent = u64::from(len);
         self.operations().all_sent(p, w);

@@ -11,7 +11,7 @@ use super::packet::Step;
 use super::peer::Peer;
 use super::pull::Pulls;
 use super::tx::TxWrs;
-use super::{FrameSink, Node, Operations, Responder, RmaIov};
+use super::{FrameSink, Operations, Responder, RmaIov, Transmitter};
 use crate::cntr::Done;
 use crate::idx::{EpIdx, PeerIdx, PullIdx, ResponseIdx, TxIdx};
 use crate::plant::{Bug, planted};
@@ -134,7 +134,7 @@ impl TxWrs {
     }
 }
 
-impl Node {
+impl Transmitter<'_> {
     /// Sends the next packet of the one-sided operation at the head of the queue.
     #[inline]
     pub(super) fn send_rma(
@@ -144,7 +144,7 @@ impl Node {
         w: TxIdx,
         out: &mut dyn FrameSink,
     ) -> Step {
-        if !self.port.can_keep(&self.sent) {
+        if !self.port.can_keep(self.sent) {
             return Step::Full;
         }
         match &self.tx.rma_of(w).kind {
@@ -179,7 +179,7 @@ impl Node {
         if !self.sending().send_numbered(now, p, packet, true, out) {
             return Step::Full;
         }
-        self.peers[p].charge_last(&mut self.sent, imm.is_some().into(), true);
+        self.peers[p].charge_last(self.sent, imm.is_some().into(), true);
         self.tx.rma_mut(w).done += len;
         self.operations().rma_sent(p, w, len, last);
         Step::Sent
@@ -210,7 +210,7 @@ impl Node {
             return Step::Full;
         }
         self.peers[p].reads += 1;
-        self.peers[p].send_q.remove(&mut self.tx, w);
+        self.peers[p].send_q.remove(self.tx, w);
         self.tx[w].flags.remove(WrFlags::IN_SEND_Q);
         self.operations().begin_read(p, w);
         if self.serve_pulls(now, p, out) { Step::Sent } else { Step::Full }
@@ -283,7 +283,7 @@ impl Node {
         out: &mut dyn FrameSink,
     ) -> Step {
         let keep = !self.peers[p].path.is_lossless();
-        if keep && !self.port.can_keep(&self.sent) {
+        if keep && !self.port.can_keep(self.sent) {
             return Step::Full;
         }
         let response = &self.responses[j];
