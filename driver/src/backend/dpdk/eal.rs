@@ -22,6 +22,7 @@ use nix::sys::signal::{SigSet, Signal};
 use super::failure::{Failure, errno};
 use super::{irq_guard, listener};
 use crate::mem::Hugepages;
+use crate::own_thread::without_signals;
 use crate::setup;
 
 /// The running EAL.
@@ -87,7 +88,10 @@ impl Eal {
         let (jobs, job_queue) = channel::<Job>();
         let (sender, receiver) = channel();
         let main = move || main(huge, &sender, &job_queue);
-        let thread = std::thread::Builder::new().name("barewire-eal".to_owned()).spawn(main);
+        let named = std::thread::Builder::new().name("barewire-eal".to_owned());
+        // The threads that EAL starts inherit the mask. It includes SIGPIPE: memif's driver writes
+        // to sockets that the peer may have closed, and the signal would end a C program.
+        let thread = without_signals(|| named.spawn(main));
         thread.map_err(|why| Failure::new(libc::EAGAIN, format!("no thread for DPDK: {why}")))?;
         let ended = |_gone| Failure::new(libc::EIO, "DPDK's thread ended before it had started");
         receiver.recv().map_err(ended)??;
@@ -121,9 +125,8 @@ impl Eal {
 
 /// Main function of EAL's thread.
 fn main(huge: bool, sender: &Sender<Result<(), Failure>>, job_queue: &Receiver<Job>) {
-    // For this thread and those that EAL starts: memif's driver writes to sockets that the peer may
-    // have closed, and SIGPIPE would end a C program.
-    let _ = SigSet::from(Signal::SIGPIPE).thread_block();
+    // EAL handles it while it touches hugepages: one of them may not be there.
+    let _ = SigSet::from(Signal::SIGBUS).thread_unblock();
     let started =
         capture_log().map_err(|why| Failure::new(libc::EIO, format!("DPDK's log: {why}")));
     let started = started.and_then(|()| init(huge));

@@ -50,6 +50,35 @@ fn received(port: &mut DpdkPort) -> Vec<Vec<u8>> {
     }
 }
 
+/// Goal: no signal to the process is handled by a thread of DPDK. Method: the blocked signals of
+/// this process's threads by their names (proc(5)), in a process of its own, where no other thread
+/// has such a name.
+#[test]
+fn signals_do_not_go_to_the_threads_of_eal() {
+    let test = "backend::dpdk::tests::signals_do_not_go_to_the_threads_of_eal";
+    if !crate::alone::is_alone(test, |_| ()) {
+        return;
+    }
+    let _pair = ring_pair("signals", "");
+    // All but those that cannot be blocked, the two of libc, and SIGBUS.
+    let others = [libc::SIGKILL, libc::SIGSTOP, libc::SIGBUS, 32, 33];
+    let blocked: u64 = (1..=64).filter(|n| !others.contains(n)).map(|n| 1 << (n - 1)).sum();
+    let mut found = Vec::new();
+    for thread in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
+        let Ok(text) = std::fs::read_to_string(thread.path().join("status")) else { continue };
+        let of =
+            |key: &str| text.lines().find_map(|l| l.strip_prefix(key)).unwrap().trim().to_owned();
+        let (name, mask) = (of("Name:"), u64::from_str_radix(&of("SigBlk:"), 16).unwrap());
+        let is_own = name == "barewire-eal";
+        // Prefixes of DPDK's threads, by its versions.
+        if is_own || ["dpdk-", "eal-", "rte_"].iter().any(|prefix| name.starts_with(prefix)) {
+            assert_eq!(mask & blocked, blocked, "{name}");
+            found.push(name);
+        }
+    }
+    assert!(found.len() > 1 && found.iter().any(|name| name == "barewire-eal"), "{found:?}");
+}
+
 #[test]
 fn frames_of_every_length_cross_a_pair_of_rings_both_ways() {
     let [mut a, mut b] = ring_pair("lengths", "(mtu=9000)");
