@@ -8,9 +8,16 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
 use nix::errno::Errno;
-use nix::sys::socket::{ControlMessage, MsgFlags, UnixAddr, sendmsg};
+use nix::sys::socket::sockopt::PeerCredentials;
+use nix::sys::socket::{ControlMessage, MsgFlags, UnixAddr, getsockopt, sendmsg};
 
 use crate::own_thread::without_signals;
+
+/// Whether the peer process is of the same user or root.
+pub(super) fn is_trusted(socket: &OwnedFd) -> bool {
+    let own = nix::unistd::geteuid().as_raw();
+    getsockopt(socket, PeerCredentials).is_ok_and(|peer| peer.uid() == own || peer.uid() == 0)
+}
 
 /// Closes a descriptor from a peer, or a socket with such descriptors queued, in a thread of its
 /// own. The peer decides how long closing takes: a FUSE file system is asked, a network file system

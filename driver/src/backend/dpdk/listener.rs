@@ -9,6 +9,7 @@
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -16,27 +17,25 @@ use nix::sys::socket::{UnixAddr, getsockname};
 
 use super::DpdkSettings;
 use super::failure::Failure;
+use super::private_dir::PrivateDir;
 use super::relay::Relay;
 use crate::backend::get_option;
 
 /// The server sockets of this process, by public name.
 static SERVERS: Mutex<Option<HashMap<String, ServerSocket>>> = Mutex::new(None);
 
-/// Counter for the private names.
-static SERIAL: Mutex<u32> = Mutex::new(0);
-
 /// A public socket with its relay and the number of its devices.
 struct ServerSocket {
     count: usize,
     relay: Relay,
-    /// Name of the socket that the driver listens on.
-    private: String,
+    /// Directory of the socket that the driver listens on.
+    private: PrivateDir,
 }
 
 /// Reference of one device to its server socket.
 pub(super) struct Listener {
     name: String,
-    private: String,
+    private: PathBuf,
 }
 
 fn servers() -> MutexGuard<'static, Option<HashMap<String, ServerSocket>>> {
@@ -58,10 +57,12 @@ impl Listener {
         let mut servers = servers();
         let servers = servers.get_or_insert_default();
         if !servers.contains_key(&name) {
-            let mut serial = SERIAL.lock().unwrap_or_else(PoisonError::into_inner);
-            *serial += 1;
-            let private = format!("barewire-memif-{}-{}", std::process::id(), *serial);
-            let relay = Relay::open(&name, is_file, &private).map_err(|why| {
+            let private = PrivateDir::new().map_err(|why| {
+                let errno = why.raw_os_error().unwrap_or(libc::EINVAL);
+                Failure::new(errno, format!("no directory for the driver's socket: {why}"))
+                    .mend("check free space and permissions: df -h /tmp; ls -ld /tmp")
+            })?;
+            let relay = Relay::open(&name, is_file, &private.socket()).map_err(|why| {
                 let errno = why.raw_os_error().unwrap_or(libc::EINVAL);
                 let failure = Failure::new(errno, format!("the socket {name}: {why}"));
                 let stale = if is_file { format!(", or rm {name}") } else { String::new() };
@@ -72,14 +73,15 @@ impl Listener {
         let ServerSocket { count, private, .. } =
             servers.get_mut(&name).expect("it is there by now");
         *count += 1;
-        Ok(Some(Self { private: private.clone(), name }))
+        Ok(Some(Self { private: private.socket(), name }))
     }
 
     /// Device arguments with the private socket in place of the public one.
     pub(super) fn args(&self, args: &str) -> String {
         let is_other = |arg: &&str| !arg.starts_with("socket=") && !arg.starts_with("socket-abs");
         let others = args.split(',').filter(is_other).map(|arg| format!("{arg},"));
-        format!("{}socket={}", others.collect::<String>(), self.private)
+        let private = self.private.display();
+        format!("{}socket={private},socket-abstract=no", others.collect::<String>())
     }
 }
 
@@ -95,7 +97,7 @@ impl Drop for Listener {
         let Some(servers) = all.as_mut().and_then(|all| all.get_mut(&self.name)) else { return };
         servers.count -= 1;
         if servers.count == 0 {
-            for fd in listening_fds(&servers.private) {
+            for fd in listening_fds(&self.private) {
                 replace_with_eventfd(fd);
             }
             all.as_mut().and_then(|all| all.remove(&self.name));
@@ -104,11 +106,16 @@ impl Drop for Listener {
 }
 
 /// Descriptors of this process that listen on the local socket `name`.
-fn listening_fds(name: &str) -> Vec<RawFd> {
+fn listening_fds(name: &Path) -> Vec<RawFd> {
+    let name = name.as_os_str().as_bytes();
+    let is_named = |fd: &RawFd| is_listening(*fd) && local_name(*fd).as_deref() == Some(name);
+    descriptors().filter(is_named).collect()
+}
+
+/// Descriptors of this process.
+fn descriptors() -> impl Iterator<Item = RawFd> {
     let dir = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
-    let fds = dir.filter_map(|entry| entry.file_name().to_str()?.parse::<RawFd>().ok());
-    fds.filter(|&fd| is_listening(fd) && local_name(fd).as_deref() == Some(name.as_bytes()))
-        .collect()
+    dir.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
 fn is_listening(fd: RawFd) -> bool {
@@ -134,4 +141,11 @@ fn replace_with_eventfd(fd: RawFd) {
     if unsafe { libc::dup3(never.as_raw_fd(), fd, libc::O_CLOEXEC) } < 0 {
         tracing::warn!("a memif's socket stays open: {}", std::io::Error::last_os_error());
     }
+}
+
+/// Names of the local sockets that this process listens on.
+#[cfg(test)]
+pub(super) fn names() -> Vec<String> {
+    let listening = descriptors().filter(|&fd| is_listening(fd)).filter_map(local_name);
+    listening.map(|name| String::from_utf8_lossy(&name).into_owned()).collect()
 }

@@ -24,6 +24,7 @@ mod link;
 mod listener;
 mod mbuf_cache;
 mod pmd;
+mod private_dir;
 mod relay;
 mod spec;
 mod steer;

@@ -3,22 +3,23 @@
 //! The driver sends its hello in the call that accepts a client. If the client has disconnected by
 //! then, the driver closes the socket but leaves it registered with EAL's interrupt thread, which
 //! aborts the process over the invalid descriptor (22.11 and later). So a client that is killed at
-//! the wrong time would take its server down. Therefore the driver listens under a private name,
-//! and only this relay connects to it: it forwards the few control messages of a connection, some
-//! with descriptors, and reports a disconnect to the driver only after its hello. Frames do not
-//! pass the relay.
+//! the wrong time would take its server down. Therefore the driver listens on a file that no other
+//! user can reach, and only this relay connects to it: it forwards the few control messages of a
+//! connection, some with descriptors, and reports a disconnect to the driver only after its hello.
+//! Frames do not pass the relay.
 //!
 //! Everything here runs in EAL's thread, whether or not the interrupt thread is parked.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::Path;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{Backlog, UnixAddr, connect};
 
 use crate::backend::bound::{BoundSocket, seqpacket};
-use crate::backend::unix::{DeferredClose, Received, has_close_backlog, receive, send};
+use crate::backend::unix::{DeferredClose, Received, has_close_backlog, is_trusted, receive, send};
 
 /// Limit on connected and connecting clients; further ones wait.
 const CLIENTS_MAX: usize = 256;
@@ -26,12 +27,18 @@ const CLIENTS_MAX: usize = 256;
 /// Messages of a client that are forwarded per turn and direction: more than a connection takes.
 const MESSAGES_PER_TURN: usize = 32;
 
+/// Connections that wait to be accepted, at most.
+const BACKLOG: i32 = 8;
+
 /// Longest message, bytes. The protocol's are 128 bytes.
 const MESSAGE_LEN_MAX: usize = 512;
 
 /// The public socket and its clients.
 pub(super) struct Relay {
     public: BoundSocket,
+    /// The public name is a path, whose permissions restrict who connects. An abstract name has no
+    /// permissions: only processes of this user and root are accepted.
+    is_file: bool,
     /// Address that the driver listens on.
     private: UnixAddr,
     clients: Vec<Client>,
@@ -47,15 +54,15 @@ struct Client {
 }
 
 impl Relay {
-    /// Listens at `name`, a path or abstract, on behalf of the driver, which listens at the
-    /// abstract name `private`.
+    /// Listens at `name`, a path or abstract, on behalf of the driver, which listens at the path
+    /// `private`.
     ///
     /// # Errors
     /// The name is in use or invalid.
-    pub(super) fn open(name: &str, is_file: bool, private: &str) -> io::Result<Self> {
+    pub(super) fn open(name: &str, is_file: bool, private: &Path) -> io::Result<Self> {
         let public = BoundSocket::bind(&address(name, is_file)?)?;
-        public.listen(Backlog::new(8)?)?;
-        Ok(Self { public, private: address(private, false)?, clients: Vec::new() })
+        public.listen(Backlog::new(BACKLOG)?)?;
+        Ok(Self { public, is_file, private: UnixAddr::new(private)?, clients: Vec::new() })
     }
 
     /// Accepts new clients and forwards pending messages.
@@ -71,7 +78,14 @@ impl Relay {
     }
 
     fn accept(&self) -> Option<Client> {
-        let outer = DeferredClose::new(self.public.accept()?);
+        let outer = (0..BACKLOG).find_map(|_| {
+            let outer = DeferredClose::new(self.public.accept()?);
+            let is_accepted = self.is_file || is_trusted(&outer);
+            if !is_accepted {
+                tracing::debug!("a client of another user is refused");
+            }
+            is_accepted.then_some(outer)
+        })?;
         let inner = seqpacket().ok()?;
         // The driver's backlog is short. A client that finds it full is disconnected, and retries.
         connect(inner.as_raw_fd(), &self.private).ok()?;
@@ -137,6 +151,9 @@ fn address(name: &str, is_file: bool) -> io::Result<UnixAddr> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+    use std::time::{Duration, Instant};
+
     use super::*;
     use crate::backend::unix::tests::{is_alone, send, socket_pair};
 
@@ -161,7 +178,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("relay.sock");
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
-        let open = || Relay::open(path.to_str().unwrap(), true, "barewire-nobody").unwrap();
+        let open = || Relay::open(path.to_str().unwrap(), true, Path::new("/nobody")).unwrap();
         drop(open());
         assert!(!path.exists());
         let relay = open();
@@ -169,6 +186,52 @@ mod tests {
         let other = std::os::unix::net::UnixListener::bind(&path).unwrap();
         drop(relay);
         assert!(path.exists(), "{other:?}");
+    }
+
+    /// Goal: an abstract name accepts no process of another user; a file accepts whom its
+    /// permissions do. Method: a thread of another user connects.
+    #[test]
+    fn an_abstract_name_accepts_its_user_alone() {
+        if !nix::unistd::geteuid().is_root() {
+            println!("SKIPPED: needs root to be another user");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(&dir, PermissionsExt::from_mode(0o755)).unwrap();
+        let path = |name: &str| dir.path().join(name);
+        let driver = BoundSocket::bind(&UnixAddr::new(&path("driver")).unwrap()).unwrap();
+        driver.listen(Backlog::new(8).unwrap()).unwrap();
+        let name = format!("barewire-unit-relay-{}", std::process::id());
+        for (name, is_file) in [(name.as_str(), false), (path("public").to_str().unwrap(), true)] {
+            let mut relay = Relay::open(name, is_file, &path("driver")).unwrap();
+            if is_file {
+                std::fs::set_permissions(name, PermissionsExt::from_mode(0o777)).unwrap();
+            }
+            let connect_as = |uid: libc::c_long| {
+                let to = address(name, is_file).unwrap();
+                let connected = std::thread::spawn(move || {
+                    // SAFETY: takes numbers. The system call, unlike libc's function, changes this
+                    // thread alone, which ends with it.
+                    let done = unsafe { libc::syscall(libc::SYS_setresuid, -1_i64, uid, -1_i64) };
+                    assert_eq!(done, 0);
+                    let client = seqpacket().unwrap();
+                    connect(client.as_raw_fd(), &to).unwrap();
+                    client
+                });
+                connected.join().unwrap()
+            };
+            // The relay closes refused connections in another thread.
+            let other = connect_as(65_534);
+            let own = connect_as(0);
+            relay.pump();
+            assert_eq!(relay.clients.len(), if is_file { 2 } else { 1 }, "{name}");
+            let start = Instant::now();
+            while !is_file && !is_gone(&other) {
+                assert!(start.elapsed() < Duration::from_secs(10), "it stays connected");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            assert!(!is_gone(&own));
+        }
     }
 
     /// Goal: one descriptor is forwarded and closed here; a client that sends more is disconnected.

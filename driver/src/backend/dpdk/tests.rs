@@ -1,5 +1,7 @@
 //! Ports on the devices that DPDK has without hardware, in one process.
 
+use std::os::unix::fs::PermissionsExt;
+
 use super::*;
 use crate::backend::any_port::tests::{fast_is_the_same, replies_while_lent};
 use crate::frame::Body;
@@ -205,6 +207,23 @@ fn a_memif_carries_frames_and_may_be_left() {
             second.flush().unwrap();
         }
     }
+}
+
+/// Goal: no other user can connect to the driver's own socket, which trusts every client: it is a
+/// file in a directory of mode 700.
+#[test]
+fn no_other_user_can_reach_the_drivers_own_socket() {
+    let _alone = without_children();
+    let name = format!("bw-reach-{}", std::process::id());
+    let server = open(&format!("dpdk:net_memif_reach,role=server,socket={name}"));
+    let private = listener::names().into_iter().find(|name| name.contains("barewire-memif-"));
+    let private = std::path::PathBuf::from(private.expect("the driver listens"));
+    assert!(private.is_absolute(), "{}", private.display());
+    let dir = private.parent().unwrap();
+    let mode = std::fs::metadata(dir).unwrap().permissions().mode();
+    assert_eq!(mode & 0o7777, 0o700, "{}", dir.display());
+    drop(server);
+    assert!(!dir.exists());
 }
 
 /// Goal: clients that hang up at any time before the driver has greeted them do no harm, and those

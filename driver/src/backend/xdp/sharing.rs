@@ -20,12 +20,11 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::sys::socket::sockopt::PeerCredentials;
-use nix::sys::socket::{Backlog, UnixAddr, connect, getsockopt};
+use nix::sys::socket::{Backlog, UnixAddr, connect};
 
 use super::super::bound::{BoundSocket, seqpacket};
 use super::super::lock::NotInChildren;
-use super::super::unix::{DeferredClose, receive, send};
+use super::super::unix::{DeferredClose, is_trusted, receive, send};
 use super::super::{WakeEvent, readable, sleep};
 use super::XdpMode;
 use crate::own_thread::without_signals;
@@ -158,12 +157,6 @@ impl ShareServer {
             let _ = send(caller.as_raw_fd(), &message, Some(fd.as_raw_fd()));
         }
     }
-}
-
-/// Whether the peer process is of the same user or root.
-fn is_trusted(socket: &OwnedFd) -> bool {
-    let own = nix::unistd::geteuid().as_raw();
-    getsockopt(socket, PeerCredentials).is_ok_and(|peer| peer.uid() == own || peer.uid() == 0)
 }
 
 /// Queries the processes that have one of the first `count` queues of interface `index`.
