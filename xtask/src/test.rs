@@ -648,7 +648,7 @@ fn wires(suite: Suite, nightly: bool) -> Result<Outcome, String> {
 /// Runs `conformance` again over each port on which two domains of one process can reach each
 /// other, and over near ports beside a far one with a lossy link, each in its own network
 /// namespace, which `unshare` creates with these flags. Then runs the clauses on calls and flags of
-/// messages between two far ports, beside a near one, and over two ports `xdp`.
+/// messages between two far ports, beside a near one, and those over ports `xdp`.
 fn in_namespaces(suite: Suite, nightly: bool, unshare: &str) -> Result<Outcome, String> {
     let after = |commands: &str| {
         format!(
@@ -683,14 +683,52 @@ fn in_namespaces(suite: Suite, nightly: bool, unshare: &str) -> Result<Outcome, 
     let selected = [ALL_WAITING, &["--config", lossy]].concat();
     outcome.add(calls_over(suite, nightly, FAR_BESIDE_NEAR, &selected, &[])?);
     if has_xdp() {
-        let wire =
-            "ip link add x0 type veth peer name x1 && ip link set x0 up && ip link set x1 up";
-        let runner = after(wire);
-        let selected = [ALL_WAITING, &["--config", &runner]].concat();
-        outcome.add(calls_over(suite, nightly, "xdp:x0 xdp:x1", &selected, &[])?);
+        outcome.add(over_xdp(suite, nightly, after)?);
     } else {
         let why = "the calls over xdp: that takes AF_XDP and the machine's root";
         outcome.add(Outcome::skipped(why.to_owned()));
+    }
+    Ok(outcome)
+}
+
+/// Interfaces on a bridge, for the test of most ports; `x1`, `x2` and so on.
+const BRIDGE: &str = "ip link add br0 type bridge && ip link set br0 up && for i in $(seq 21); do \
+     ip link add x$i type veth peer name y$i && ip link set y$i master br0 && \
+     ip link set x$i up && ip link set y$i up || exit 1; done";
+
+/// Tests that open the same name twice, where an interface has one owner.
+const SHARERS: [&str; 5] = [
+    "codes::capabilities_not_requested",
+    "codes::x17_enabling_needs_queue",
+    "coll::a_join_refuses_what",
+    "coll::any_number_of_an_endpoint",
+    "coll::sets_are_made_of_ranges",
+];
+
+/// Runs the clauses on calls and flags of messages between two ports `xdp`, with the program in the
+/// driver and in the stack, and `nightly` all clauses. `after` is the runner after commands in a
+/// network namespace.
+fn over_xdp(
+    suite: Suite,
+    nightly: bool,
+    after: impl Fn(&str) -> String,
+) -> Result<Outcome, String> {
+    let mut outcome = Outcome::default();
+    let runner = after(&format!("{UP} && {BRIDGE}"));
+    for mode in ["native", "generic"] {
+        let port = |n: usize| format!("xdp:x{n},mode={mode}");
+        let selected = [ALL_WAITING, &["--config", &runner]].concat();
+        if nightly {
+            let ports = (1..=21).map(port).collect::<Vec<_>>().join(" ");
+            let skips = SHARERS.iter().flat_map(|test| ["--skip", test]);
+            let args = ["--test", "conformance", "--"].into_iter().chain(skips);
+            let args = selected.into_iter().chain(args).collect::<Vec<_>>();
+            let env = [("BAREWIRE_TEST_PORT", ports.as_str()), (THREADS, "1")];
+            outcome.add(cargo_test_with(suite, nightly, &args, &env)?);
+        } else {
+            let ports = [1, 2].map(port).join(" ");
+            outcome.add(calls_over(suite, nightly, &ports, &selected, &[])?);
+        }
     }
     Ok(outcome)
 }
