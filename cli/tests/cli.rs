@@ -145,6 +145,33 @@ fn doctor_prints_one_object_a_line() {
     assert_eq!(output.status.code(), Some(i32::from(shm_is_missing)));
 }
 
+/// Goal: the man page of ports has each option of the tables of the documentation.
+#[test]
+fn every_option_of_a_port_is_in_the_man_page() {
+    let man = include_str!("../../docs/man/barewire_ports.7");
+    let pages = [
+        include_str!("../../docs/wires.md"),
+        include_str!("../../docs/vfio.md"),
+        include_str!("../../docs/memif.md"),
+        include_str!("../../docs/dpdk.md"),
+    ];
+    let is_name = |c: char| c.is_ascii_lowercase() || c == '_';
+    let mut count = 0;
+    for row in pages.iter().flat_map(|page| page.lines()).filter(|line| line.starts_with("| `")) {
+        let cell = row.split('|').nth(1).unwrap();
+        let written = cell.split('`').skip(1).step_by(2);
+        for option in written.filter_map(|text| Some(text.split_once('=')?.0)) {
+            if !option.is_empty() && option.chars().all(is_name) {
+                let words = man.split(|c: char| !is_name(c) && c != '=');
+                let mut named = words.filter_map(|word| word.split_once('='));
+                assert!(named.any(|(name, _)| name == option), "no {option}=, as in {row}");
+                count += 1;
+            }
+        }
+    }
+    assert!(count > 40, "{count} options were found");
+}
+
 /// Goal: the pages of settings have each variable that is read, once, with its default.
 #[test]
 fn every_setting_is_in_its_pages() {

@@ -81,7 +81,9 @@ fi_info -l | grep -A1 "^barewire"
 barewire --version
 barewire-hugepage-setup --check || test $? = 1
 barewire-hugepage-setup --help
-for page in man1/barewire.1 man7/fi_barewire.7; do test -s /usr/share/man/$page.gz; done
+for page in man1/barewire.1 man7/fi_barewire.7 man7/barewire_ports.7; do
+    test -s /usr/share/man/$page.gz
+done
 test -s /usr/share/barewire/grafana/barewire.json
 test -s /usr/lib/systemd/system/barewire-exporter.service
 for dir in /usr/lib/*/barewire/openmpi4; do

@@ -163,7 +163,7 @@ fn page(command: &Path) -> Result<String, String> {
         let help = output_of(Command::new(command).args([name, "--help"]))?;
         section(&mut text, &format!("BAREWIRE {}", name.to_uppercase()), &help);
     }
-    text.push_str(".SH SEE ALSO\n.BR fi_barewire (7)\n");
+    text.push_str(".SH SEE ALSO\n.BR barewire_ports (7),\n.BR fi_barewire (7)\n");
     Ok(text)
 }
 

@@ -45,7 +45,8 @@ class Barewire(Package):
         script = join_path(prefix.sbin, "barewire-hugepage-setup")
         install("hugepage-setup.sh", script)
         set_executable(script)
-        install(join_path("docs", "man", "fi_barewire.7"), prefix.share.man.man7)
+        for page in ("barewire_ports.7", "fi_barewire.7"):
+            install(join_path("docs", "man", page), prefix.share.man.man7)
 
     def setup_run_environment(self, env):
         env.prepend_path("FI_PROVIDER_PATH", self.prefix.lib.libfabric)
