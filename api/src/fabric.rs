@@ -1,6 +1,6 @@
 //! The fabric object (fi_fabric(3)), and how ports of its domains are opened.
 
-use barewire_driver::open::with_mark;
+use barewire_driver::open::{open_in_node, with_mark};
 use barewire_driver::port::Port;
 
 use crate::cntr::Cntr;
@@ -39,10 +39,7 @@ pub(crate) fn open_port(
     let name = marked.as_deref().unwrap_or(name);
     // Frames through shared memory are not sealed, so they cannot be told apart by tenant.
     let near = settings.near && !info.domain_attr.av_auth_key;
-    let open = |name: &str| match near {
-        true => barewire_driver::open::open_in_node(name).map_err(open_error),
-        false => barewire_driver::open::open(name).map_err(open_error),
-    };
+    let open = |name: &str| open_in_node(name, near).map_err(open_error);
     let source = info.source().ok().flatten();
     let named = source.and_then(|source| Names::of(name).port_for(name, source));
     match named.map(|named| open(&named)) {

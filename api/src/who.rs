@@ -28,6 +28,7 @@ use barewire_dataplane::poll::Engine;
 use barewire_dataplane::types::INCARNATION_MAX;
 use barewire_dataplane::wire::Host;
 use barewire_driver::clock::now_ns;
+use barewire_driver::open::open_in_node;
 
 use crate::errno::{OpenError, Result, open_error};
 use crate::hosts::host_of;
@@ -93,11 +94,7 @@ impl Resolver for PortResolver<'_> {
         if let Some(Ok(answers)) = open_domain(self.name).map(|dom| dom.query(queries)) {
             return Ok(answers);
         }
-        let open = match self.near {
-            true => barewire_driver::open::open_in_node,
-            false => barewire_driver::open::open,
-        };
-        let port = open(self.name).map_err(open_error)?;
+        let port = open_in_node(self.name, self.near).map_err(open_error)?;
         let random = || RandomState::new().hash_one(now_ns()).max(1);
         let settings = NodeSettings {
             crc: Some(port.damages()),

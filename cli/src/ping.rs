@@ -256,8 +256,7 @@ pub(crate) fn run(args: &PingArgs) -> Result<ExitCode, Fail> {
 pub(crate) fn open(port: &str) -> Result<Box<dyn Port>, Fail> {
     let wrong = |why| Fail::usage(why).mend("see: barewire info --settings");
     let settings = barewire::Settings::from_env().map_err(wrong)?;
-    let open = if settings.near { open::open_in_node } else { open::open };
-    open(port).map_err(Fail::new)
+    open::open_in_node(port, settings.near).map_err(Fail::new)
 }
 
 /// The result of the pings, with local observations.

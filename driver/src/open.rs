@@ -89,19 +89,19 @@ pub fn open(spec: &str) -> Result<Box<dyn Port>, OpenError> {
 }
 
 /// As [`open`], for a program that shares its node with others. Defaults: `switch=yes` if a switch
-/// owns the device, and `near=yes` for a port that leaves the node, unless `spec` says otherwise.
-/// Ports that lead to one other process (`memif`, virtual devices of DPDK) have no near side by
-/// default. If the node's segment cannot be joined, the reason is logged and the port opens without
-/// it.
+/// owns the device, and with `near` the option `near=yes` for a port that leaves the node, unless
+/// `spec` says otherwise. Ports that lead to one other process (`memif`, virtual devices of DPDK)
+/// have no near side by default. If the node's segment cannot be joined, the reason is logged and
+/// the port opens without it.
 ///
 /// # Errors
 /// As there.
-pub fn open_in_node(spec: &str) -> Result<Box<dyn Port>, OpenError> {
-    let (device, near) = near::split(&choose(spec)?)?;
+pub fn open_in_node(spec: &str, near: bool) -> Result<Box<dyn Port>, OpenError> {
+    let (device, near_side) = near::split(&choose(spec)?)?;
     let port = open_device(&device, true)?;
-    match near {
-        Some(near) => near.join(port),
-        None if near::is_external(&device) => Ok(near::join_node_segment(port)),
+    match near_side {
+        Some(side) => side.join(port),
+        None if near && near::is_external(&device) => Ok(near::join_node_segment(port)),
         None => Ok(port),
     }
 }

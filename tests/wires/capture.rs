@@ -20,7 +20,7 @@ use crate::users::{ALICE, as_user, start_as};
 const LENGTHS: [usize; 4] = [1, 64, 5_000, 70_000];
 
 /// The command, which the suite builds beside this program.
-fn barewire() -> Result<PathBuf, String> {
+pub(crate) fn barewire() -> Result<PathBuf, String> {
     let this = std::env::current_exe().map_err(|e| e.to_string())?;
     let dir = this.parent().and_then(Path::parent).ok_or("no directory")?;
     let path = dir.join("barewire");

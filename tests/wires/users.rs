@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use barewire_tests::nodes::{Nodes, or_skip};
 use barewire_tests::rng::Rng;
 
+use crate::capture::barewire;
 use crate::members::{Told, all_to_all};
 use crate::supervisor::Worker;
 use crate::switch::{NIC, PORT, end, switches};
@@ -55,6 +56,18 @@ fn users_share_a_nic_that_none_may_open() {
         }
     }
     end(switches);
+}
+
+/// Goal: without a near side too, a port's name alone leads through the switch that owns the NIC.
+#[test]
+fn a_user_without_a_near_side_goes_through_the_switch() {
+    let Some(nodes) = nodes() else { return };
+    let Some(barewire) = or_skip(barewire()) else { return };
+    let switches = switches(&nodes);
+    let command = "pingpong --port afpacket:fab0 --spawn --iterations 10 --size 8";
+    let command = format!("env BAREWIRE_NEAR=0 {} {command}", barewire.display());
+    nodes.run(0, &format!("{} {command}", as_user(ALICE))).unwrap();
+    switches.into_iter().for_each(Worker::kill);
 }
 
 /// Goal: nobody finds another's segment: it has no name, and the descriptors of a process are its
