@@ -397,3 +397,58 @@ fn a_node_with_a_key_has_no_groups() {
     assert_eq!((end.node.counters().rx_clear, counted(&end)), (2, [0; 4]));
     assert!(end.node.observed.claims().is_empty() && read(&mut end).is_empty());
 }
+
+/// Goal: only an enabled endpoint for messages, which takes them as they come, joins a group, and
+/// in directions that it has.
+#[test]
+fn an_endpoint_joins_in_the_directions_that_it_has() {
+    let mut end = member(1, NodeSettings::default());
+    let (queues, plain) = ((end.cq, end.av), EpAttr { caps: CAPS, ..EpAttr::default() });
+    let unsupported = |end: &mut End, attr: EpAttr, directions| {
+        let ep = open_ep(&mut end.node, queues, attr);
+        let got = end.node.multicast().join(ep, group(1), directions);
+        assert!(matches!(got, Err(Error::OpNotSupp(_))), "{got:?}");
+    };
+    unsupported(&mut end, EpAttr { buffered_recv: true, ..plain }, Caps::empty());
+    unsupported(&mut end, EpAttr { caps: CAPS - Caps::MSG, ..plain }, Caps::empty());
+    let one_way = [(Caps::SEND, Caps::RECV), (Caps::RECV, Caps::SEND)];
+    for (has, other) in one_way {
+        let attr = EpAttr { caps: CAPS - other, ..plain };
+        unsupported(&mut end, attr, other);
+        unsupported(&mut end, attr, Caps::SEND | Caps::RECV);
+        for directions in [Caps::empty(), has] {
+            let ep = open_ep(&mut end.node, queues, attr);
+            let to = end.node.multicast().join(ep, group(1), directions).unwrap().addr();
+            end.ep = ep;
+            let sends = send(&mut end, b"x", to, OpFlags::empty());
+            assert_eq!(sends.is_ok(), has == Caps::SEND, "{has:?}: {sends:?}");
+        }
+    }
+    let shut = end.node.eps.open(plain).unwrap();
+    assert_eq!(end.node.multicast().join(shut, group(1), Caps::empty()), Err(Error::OpBadState));
+}
+
+/// Goal: a node has 256 memberships at most, and one that is left makes room; further joins do not
+/// lengthen the queue of 64 frames.
+#[test]
+fn memberships_and_queued_frames_are_bounded() {
+    let mut end = member(1, NodeSettings::default());
+    let first = end.node.multicast().join(end.ep, group(0), Caps::empty()).unwrap();
+    let mut posted = 0;
+    for n in 1..=255 {
+        if n % 32 == 1 {
+            while send(&mut end, b"x", first.addr(), OpFlags::empty()).is_ok() {
+                posted += 1;
+            }
+        }
+        end.node.multicast().join(end.ep, group(n), Caps::empty()).unwrap();
+    }
+    assert_eq!(posted, 64);
+    let other = GroupAddr::new(MacAddr([1, 0, 0x5e, 0, 1, 0]), 7).unwrap();
+    let mut join = || end.node.multicast().join(end.ep, other, Caps::empty());
+    assert_eq!(join(), Err(Error::NoMem));
+    end.node.groups.leave(first).unwrap();
+    let mut join = || end.node.multicast().join(end.ep, other, Caps::empty());
+    assert!(join().is_ok());
+    assert_eq!(sent(&mut end).len(), 64);
+}

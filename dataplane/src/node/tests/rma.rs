@@ -1077,3 +1077,24 @@ fn reads_end_where_the_generation_of_their_record_wraps() {
         }
     }
 }
+
+/// Goal: an endpoint that is closed ends its own operations and none of another endpoint.
+#[test]
+fn an_endpoint_that_is_closed_ends_no_operation_of_another() {
+    let (mut pair, region) = short_pair();
+    let End { node, ep, cq, av, .. } = &mut pair.ends[0];
+    let (first, attr) = (*ep, EpAttr { caps: Caps::RMA, ..EpAttr::default() });
+    let other = open_ep(node, (*cq, *av), attr);
+    pair.run(1_000_000);
+    let list = |n: u64| RmaList::one(8 * n, 8, region.key);
+    pair.write(&[1; 8], list(1), OpFlags::empty(), 1).unwrap();
+    pair.ends[0].ep = other;
+    pair.write(&[2; 8], list(2), OpFlags::empty(), 2).unwrap();
+    pair.ends[0].node.ep_close(pair.now, first).unwrap();
+    assert_eq!(pair.outcomes(0), [(1, Some(Error::Canceled))]);
+    pair.run(2_000_000);
+    assert_eq!(pair.outcomes(0), [(2, None)]);
+    assert_eq!(region.bytes()[16..24], [2; 8]);
+    pair.run(600_000_000);
+    pair.assert_quiet();
+}

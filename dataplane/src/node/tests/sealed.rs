@@ -575,3 +575,36 @@ fn a_port_that_is_full_for_long_uses_up_no_keys() {
     }
     assert_eq!(used(&pair) - before, 2);
 }
+
+/// Goal: the secrets of both directions are exported once for each session, the same at both ends,
+/// and by no node that is not set to export them.
+#[test]
+fn secrets_of_a_session_are_exported_once() {
+    let mut pair = Pair::of([(1, true), (2, true)].map(|(station, export_secrets)| {
+        let keys = Keyring::new(vec![pre_shared(&[7; 32], Mode::Encrypted)], [station; 32]);
+        let settings = NodeSettings { keys, export_secrets, ..NodeSettings::default() };
+        end_with(station, 1500, false, settings)
+    }));
+    let lines = |pair: &mut Pair, i: usize| {
+        let openings = &mut pair.ends[i].node.openings;
+        let has_secrets = openings.has_secrets();
+        let secrets = openings.take_secrets();
+        assert_eq!(has_secrets, !secrets.is_empty());
+        let mut lines: Vec<String> = secrets.iter().map(ToString::to_string).collect();
+        lines.sort_unstable();
+        lines
+    };
+    for session in 0..2 {
+        assert_eq!([0, 1].map(|i| lines(&mut pair, i).len()), [0, 0]);
+        assert!(arrives(&mut pair, 100, 50), "session {session}");
+        let [own, theirs] = [0, 1].map(|i| lines(&mut pair, i));
+        assert_eq!((own.len(), own), (2, theirs), "session {session}");
+        for i in 0..2 {
+            let (now, other) = (pair.now, pair.ends[1 - i].node.port.station);
+            pair.ends[i].node.sessions().drop_session(now, other);
+        }
+    }
+    let mut silent = self::pair(1500);
+    assert!(arrives(&mut silent, 100, 50));
+    assert_eq!(lines(&mut silent, 0), [""; 0]);
+}

@@ -252,3 +252,30 @@ fn one_name_under_two_keys_is_two_sessions() {
     pair.run(5 * MS);
     assert_eq!(contents(&got), [60; 8]);
 }
+
+/// Goal: a station with the key of no tenant is reported once, and again when a tenant was added;
+/// a node whose keys are of no tenant, or that has none, gets no tenant.
+#[test]
+fn another_key_is_reported_again_when_a_tenant_is_added() {
+    let (a, _) = end_of(1, &[1], false);
+    let (b, _) = end_of(2, &[3], true);
+    let mut pair = Pair::of([a, b]);
+    let back = pair.ends[1].peer;
+    let station = pair.ends[1].node.port.station;
+    for added in [2, 4] {
+        for expected in [1, 0] {
+            send(&mut pair, 1, back, 1);
+            pair.run(1_100 * MS);
+            assert_eq!(pair.read_err(1).err, Error::Access);
+            let observed = &mut pair.ends[0].node.observed;
+            let reported: Vec<Notice> = std::iter::from_fn(|| observed.notice()).collect();
+            let notice = Notice::OtherKey { station, has_key: true };
+            assert_eq!(reported, vec![notice; expected], "before key {added}");
+        }
+        pair.ends[0].node.openings.add_tenant(key(added)).unwrap();
+    }
+    for mut end in [end_of(1, &[1], true).0, end(1, 1500, false)] {
+        let added = end.node.openings.add_tenant(key(2));
+        assert!(matches!(added, Err(Error::OpNotSupp(_))), "{added:?}");
+    }
+}
