@@ -570,3 +570,88 @@ fn a_group_that_was_left_names_nobody() {
         (0..20).take_while(|&n| node.sessions().av_insert(now, *av, addr(n)).is_ok()).count();
     assert_eq!(room, 8);
 }
+
+/// Goal: a call completes with its context, is counted, and its place in the transmit queue and in
+/// the completion queue is free again: more calls than places follow each other.
+#[test]
+fn calls_that_have_completed_leave_their_places() {
+    let mut team = Team::new(NodeSettings::default());
+    let groups = [0, 1].map(|i| team.join(i, JoinModel::Key(1)).unwrap());
+    let cntrs = [0, 1].map(|i| {
+        let End { node, .. } = &mut team.pair.ends[i];
+        let cntr = node.cntrs.open(CntrEvents::Comp).unwrap();
+        node.operations().ep_bind_cntr(team.eps[i], cntr, BindFlags::TRANSMIT).unwrap();
+        cntr
+    });
+    let reserved = |team: &Team, i: usize| {
+        let End { node, cq, .. } = &team.pair.ends[i];
+        (node.eps[team.eps[i].0.idx()].tx_used, node.cqs[cq.0.idx()].cq.reserved())
+    };
+    let before = [0, 1].map(|i| reserved(&team, i));
+    for round in 1..=10 {
+        (0..2).for_each(|i| team.barrier(i, groups[i]));
+        team.pair.run(5_000_000);
+        for i in 0..2 {
+            let got: Vec<_> = team.pair.read(i).iter().map(|c| (c.op_context, c.flags)).collect();
+            assert_eq!(got, [(9, CqFlags::COLLECTIVE)], "round {round} at {i}");
+            assert_eq!(team.pair.ends[i].node.cntrs.read(cntrs[i]), Ok(round));
+            assert_eq!(reserved(&team, i), before[i], "round {round} at {i}");
+        }
+    }
+}
+
+/// Goal: members that two groups share stay known until the second one is left, and a join that is
+/// refused names nobody. Method: a table of peers that addresses without a group fill.
+#[test]
+fn a_group_keeps_the_members_that_another_one_leaves() {
+    let settings = NodeSettings { peer_max: 8, peer_limit: 8, ..NodeSettings::default() };
+    let mut team = Team::new(settings);
+    let [first, second] =
+        [1, 2].map(|key| [0, 1].map(|i| team.join(i, JoinModel::Key(key)).unwrap()));
+    team.pair.run(5_000_000);
+    let close = |team: &mut Team, groups: [GroupId; 2]| {
+        for (i, group) in groups.into_iter().enumerate() {
+            let now = team.pair.now;
+            team.pair.ends[i].node.collectives().coll_close(now, group).unwrap();
+        }
+        team.pair.run(600_000_000);
+    };
+    let room = |team: &mut Team| {
+        let now = team.pair.now;
+        let End { node, av, .. } = &mut team.pair.ends[0];
+        let addr = |n| EpAddr { station: Station::at([2, 7, 0, 0, 0, n]), ep: 3, incarnation: 0 };
+        let added = (0..20).map_while(|n| node.sessions().av_insert(now, *av, addr(n)).ok());
+        let added: Vec<FiAddr> = added.collect();
+        added.iter().for_each(|&addr| node.objects().av_remove(*av, addr).unwrap());
+        added.len()
+    };
+    close(&mut team, first);
+    (0..2).for_each(|i| team.barrier(i, second[i]));
+    team.pair.run(5_000_000);
+    assert_eq!([0, 1].map(|i| team.pair.read(i).len()), [1, 1], "a call of the other group");
+    close(&mut team, second);
+
+    // The last member is of an earlier life; the one before it is in no group.
+    let other = team.pair.ends[1].node.addr_of(team.eps[1]).unwrap();
+    let End { node, av, peer, .. } = &mut team.pair.ends[0];
+    let stranger = EpAddr { station: Station::at([2, 8, 0, 0, 0, 1]), ep: 3, incarnation: 5 };
+    let earlier = EpAddr { incarnation: other.incarnation ^ 1, ..other };
+    // The present life is inserted last.
+    let [stranger, earlier, present] =
+        [stranger, earlier, other].map(|a| node.sessions().av_insert(Instant(1), *av, a).unwrap());
+    let peer = *peer;
+    let own = team.members[0];
+    let refused = {
+        let members = vec![own[0], stranger, earlier];
+        let req = JoinReq { members, model: JoinModel::Key(3), ..JoinReq::default() };
+        let now = team.pair.now;
+        team.pair.ends[0].node.collectives().coll_join(now, team.eps[0], &req)
+    };
+    assert_eq!(refused, Err(Error::ConnReset));
+    let End { node, av, .. } = &mut team.pair.ends[0];
+    let inserted = [own[0], own[1], peer, stranger, earlier, present];
+    for addr in std::collections::BTreeSet::from(inserted) {
+        node.objects().av_remove(*av, addr).unwrap();
+    }
+    assert_eq!(room(&mut team), 8, "nobody is named any more");
+}

@@ -66,3 +66,48 @@ fn a_receive_of_a_message_that_ends_half_way_fails() {
     pair.run(600_000_000);
     pair.assert_quiet();
 }
+
+/// Goal: whatever is done to a message while its segments arrive, its end leaves nothing behind.
+/// Method: behind the first segment it is discarded, or received; a multi-receive, which it fills,
+/// is posted before or behind that segment.
+#[test]
+fn the_last_segment_ends_what_the_first_began() {
+    const LEN: usize = 3000;
+    let cases = [("discarded", false), ("received", false), ("multi", true), ("multi", false)];
+    for (what, early) in cases {
+        let mut pair = Pair::new(1500, false);
+        pair.recv(1, IoBuf::leaked(&[0; 8]), 5, OpFlags::empty(), 1).unwrap();
+        pair.send(0, IoBuf::leaked(&[1; 8]), 5, OpFlags::empty(), 2).unwrap();
+        pair.run(1_000_000);
+        assert_eq!((pair.read(0).len(), pair.read(1).len()), (1, 1));
+        let tag = if what == "multi" { u64::MAX } else { 5 };
+        let (buf, look) = shared(LEN);
+        let (flags, context) = match what {
+            "discarded" => (OpFlags::PEEK | OpFlags::DISCARD, 7),
+            "received" => (OpFlags::empty(), 8),
+            _ => (OpFlags::MULTI_RECV, 9),
+        };
+        let mut buf = Some(if what == "discarded" { IoBuf::EMPTY } else { buf });
+        if early {
+            pair.recv(1, buf.take().unwrap(), tag, flags, context).unwrap();
+        }
+        pair.send(0, IoBuf::leaked(&bytes(LEN)), tag, OpFlags::REMOTE_CQ_DATA, 2).unwrap();
+        let End { node, out, .. } = &mut pair.ends[0];
+        node.transmit(pair.now, &mut sink(out));
+        let first = out.pop_front().unwrap();
+        pair.ends[1].node.on_frame(pair.now, &RxFrame::new(&first));
+        assert!(!pair.ends[1].node.reassemblies.is_empty());
+        if let Some(buf) = buf {
+            pair.recv(1, buf, tag, flags, context).unwrap();
+        }
+        pair.run(20_000_000);
+        let got: Vec<_> = pair.read(1).iter().map(|c| (c.op_context, c.data)).collect();
+        assert_eq!(got, [(context, 4711)], "{what}, early: {early}");
+        if what != "discarded" {
+            assert_eq!(&contents(&look)[..LEN], bytes(LEN), "{what}, early: {early}");
+        }
+        assert_eq!(pair.read(0).len(), 1);
+        pair.run(600_000_000);
+        pair.assert_quiet();
+    }
+}

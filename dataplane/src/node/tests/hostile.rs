@@ -4,6 +4,7 @@ use barewire_driver::frame::ETH_HDR_LEN;
 
 use super::*;
 use crate::psn::Psn;
+use crate::rel::sent::WINDOW;
 use crate::types::Tenant;
 use crate::wire::{self, AckOp, Base, MsgMOp, MsgOp, Op, OpenOp, RndvOp, RstOp, RstReason, Ty};
 
@@ -380,5 +381,131 @@ fn a_piece_of_another_message_is_refused() {
         assert_eq!(pair.ends[1].node.counters().rx_refused, 1, "{what}");
         assert_eq!(contents(&look), [[1; 1200].as_slice(), &[0xEE; 2800]].concat(), "{what}");
         assert_eq!(pair.read(1).len(), 0, "{what}");
+    }
+}
+
+/// The reset that proves most: it echoes the newest packet of the first node, and names that node's
+/// incarnation and the session's epoch.
+fn proven_reset(pair: &Pair) -> RstOp {
+    let node = &pair.ends[0].node;
+    let peer = node.peers.iter().next().unwrap().1;
+    RstOp {
+        echo_sid: node.openings.remote_sid(peer),
+        echo_psn: peer.snd.nxt,
+        life: wire::life_of(peer.inc),
+        victim_inc: node.settings.incarnation,
+        victim_epoch: peer.epoch,
+        reason: RstReason::Closed,
+        versions: wire::VERSIONS,
+    }
+}
+
+/// Hands the first node this reset from the second one's station. Sessions that it ended, and
+/// resets that were refused.
+fn reset(pair: &mut Pair, rst: &RstOp) -> (u64, u64) {
+    let (now, src) = (pair.now, pair.ends[1].node.port.station);
+    let node = &mut pair.ends[0].node;
+    let before = (node.counters.sessions_reset, node.counters.rx_bad_rst);
+    node.sessions().on_rst(now, src, rst);
+    (node.counters.sessions_reset - before.0, node.counters.rx_bad_rst - before.1)
+}
+
+/// Opens the session of a pair, and leaves packets of the first node in flight, whose number is
+/// returned.
+fn with_packets_in_flight(pair: &mut Pair) -> u32 {
+    pair.recv(1, IoBuf::leaked(&[0; 8]), 1, OpFlags::empty(), 1).unwrap();
+    pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 2).unwrap();
+    pair.run(50_000_000);
+    assert_eq!((pair.read(0).len(), pair.read(1).len()), (1, 1));
+    pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 3).unwrap();
+    let End { node, out, .. } = &mut pair.ends[0];
+    node.transmit(pair.now, &mut sink(out));
+    let in_flight = node.peers.iter().next().unwrap().1.snd.in_flight();
+    assert_ne!(in_flight, 0);
+    in_flight
+}
+
+/// Goal: a reset ends an open session only if it echoes a packet that this node may have sent, or
+/// names both the incarnation and the epoch (S4). Method: one proof is changed at a time.
+#[test]
+fn a_reset_ends_only_a_session_that_it_proves_to_know() {
+    type Change = fn(&mut RstOp);
+    const ENDS: (u64, u64) = (1, 0);
+    const BAD: (u64, u64) = (0, 1);
+    let echo = |rst: &mut RstOp, back: u32| {
+        rst.victim_inc = 0;
+        rst.echo_psn = Psn(rst.echo_psn.0.wrapping_sub(back));
+    };
+    let cases: [(&str, Change, (u64, u64)); 7] = [
+        ("both", |_| (), ENDS),
+        ("names", |rst| rst.echo_sid = 0, ENDS),
+        ("nothing", |rst| (rst.echo_sid, rst.victim_inc) = (0, 0), BAD),
+        ("another epoch", |rst| (rst.echo_sid, rst.victim_epoch) = (0, rst.victim_epoch + 1), BAD),
+        ("another life", |rst| (rst.echo_sid, rst.victim_inc) = (0, rst.victim_inc + 1), BAD),
+        ("another session", |rst| (rst.echo_sid, rst.victim_inc) = (rst.echo_sid + 1, 0), BAD),
+        ("life unknown", |rst| rst.life += 1, ENDS),
+    ];
+    for lossless in [true, false] {
+        for (what, change, expected) in cases {
+            let mut pair = Pair::new(1500, lossless);
+            with_packets_in_flight(&mut pair);
+            let mut rst = proven_reset(&pair);
+            change(&mut rst);
+            assert_eq!(reset(&mut pair, &rst), expected, "{what}");
+        }
+        for (over, expected) in [(None, ENDS), (Some(0), ENDS), (Some(1), BAD), (Some(9999), BAD)] {
+            let mut pair = Pair::new(1500, lossless);
+            let in_flight = with_packets_in_flight(&mut pair);
+            let mut rst = proven_reset(&pair);
+            echo(&mut rst, over.map_or(0, |over: u32| in_flight + WINDOW + over));
+            assert_eq!(reset(&mut pair, &rst), expected, "{over:?} beyond the window");
+        }
+    }
+}
+
+/// Goal: a session that is not open has no packet to echo, one that has ended is not reset again,
+/// and a peer whose incarnation is known and unchanged has not restarted.
+#[test]
+fn a_reset_of_no_open_session_has_to_name_it() {
+    let mut pair = Pair::new(1500, false);
+    pair.send(0, IoBuf::leaked(&[1; 8]), 1, OpFlags::empty(), 2).unwrap();
+    let End { node, out, .. } = &mut pair.ends[0];
+    node.transmit(pair.now, &mut sink(out));
+    let echoes = RstOp { victim_inc: 0, ..proven_reset(&pair) };
+    assert_eq!((echoes.echo_sid, reset(&mut pair, &echoes)), (0, (0, 1)), "an OPEN is under way");
+
+    let mut pair = Pair::new(1500, false);
+    with_packets_in_flight(&mut pair);
+    let named = proven_reset(&pair);
+    let unnamed = RstOp { reason: RstReason::WrongIncarnation, ..named };
+    assert_eq!(reset(&mut pair, &unnamed), (0, 1), "the incarnation that is known");
+    let (now, other) = (pair.now, pair.ends[1].node.port.station);
+    pair.ends[0].node.sessions().drop_session(now, other);
+    assert_eq!(reset(&mut pair, &named), (0, 1), "the session has ended");
+
+    let mut pair = Pair::new(1500, false);
+    with_packets_in_flight(&mut pair);
+    let restarted = RstOp { life: unnamed.life + 1, ..unnamed };
+    assert_eq!(reset(&mut pair, &restarted), (1, 0), "another incarnation");
+}
+
+/// Goal: under a key a reset has to name the incarnation and the epoch: an echo alone ends nothing.
+#[test]
+fn a_sealed_session_is_reset_by_its_names() {
+    use crate::seal::{Keyring, Mode, PreSharedKey};
+    for (names, expected) in [(true, (1, 0)), (false, (0, 0))] {
+        let ends = [1, 2].map(|station| {
+            let key = PreSharedKey::with_key_frames(&[7; 32], Mode::Encrypted, 20).unwrap();
+            let keys = Keyring::new(vec![key], [station; 32]);
+            end_with(station, 1500, false, NodeSettings { keys, ..NodeSettings::default() })
+        });
+        let mut pair = Pair::of(ends);
+        with_packets_in_flight(&mut pair);
+        let proven = proven_reset(&pair);
+        let rst = match names {
+            true => RstOp { echo_sid: 0, ..proven },
+            false => RstOp { victim_inc: 0, ..proven },
+        };
+        assert_eq!(reset(&mut pair, &rst), expected, "names: {names}");
     }
 }
