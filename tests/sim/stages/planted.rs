@@ -32,7 +32,7 @@ const STAGES: [(&str, u64, Part); 18] = [
     ("tenants", 20, |seed| guarded(|| tenants::one(seed, &mut Sum::default()))),
     ("given_up", 400, |seed| random::withdrawn(seed).map(|_| ())),
     ("drop_dup_swap_each_packet", 1, |seed| directed::each_packet(seed, 12).map(|_| ())),
-    ("sim_quick, more", 300, |seed| random::one(40 + seed, 500)),
+    ("sim_quick, more", 1000, |seed| random::one(40 + seed, 500)),
 ];
 
 /// Goal: the stages find what they are for. Method: every bug of `plant` is switched on alone, and
