@@ -708,7 +708,7 @@ pub struct Node {
     /// Operands of the atomic operation being executed.
     pub(crate) scratch: Vec<u8>,
     target: fast_target::TargetCache,
-    /// SpareBuffers buffers for long operands and old values.
+    /// Spare buffers for long operands and old values.
     pub(crate) spare: SpareBuffers,
     /// Packets that arrived early.
     pub(crate) reorder: Reorder,
@@ -1331,6 +1331,11 @@ impl Sessions<'_> {
     fn control(&mut self) -> Control<'_> {
         control_of!(self)
     }
+
+    /// The receiver of messages.
+    fn receiving(&mut self) -> Receiving<'_> {
+        Receiving { sessions: sessions_of!(self) }
+    }
 }
 
 /// Receiver of messages, borrowed from a node: posted receives, messages without one, messages
@@ -1383,11 +1388,6 @@ impl Node {
 }
 
 impl Collectives<'_> {
-    /// The receiver of messages.
-    fn receiving(&mut self) -> Receiving<'_> {
-        Receiving { sessions: sessions_of!(self.sessions) }
-    }
-
     /// The posting of operations.
     fn posting(&mut self) -> Posting<'_> {
         Posting { sessions: sessions_of!(self.sessions), groups: self.groups }
@@ -1407,12 +1407,5 @@ impl Node {
     #[inline(always)]
     pub fn multicast(&mut self) -> MulticastGroups<'_> {
         MulticastGroups { sessions: sessions_of!(self), groups: &mut self.groups }
-    }
-}
-
-impl MulticastGroups<'_> {
-    /// The receiver of messages.
-    fn receiving(&mut self) -> Receiving<'_> {
-        Receiving { sessions: sessions_of!(self.sessions) }
     }
 }

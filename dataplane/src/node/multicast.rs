@@ -227,7 +227,7 @@ impl MulticastGroups<'_> {
             if group == op.group && receives && !(own && self.sessions.eps[ep].number == op.src_ep)
             {
                 any = true;
-                self.receiving().deliver_to_member(ep, frame, base, op);
+                self.sessions.receiving().deliver_to_member(ep, frame, base, op);
             }
         }
         any

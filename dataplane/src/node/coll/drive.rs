@@ -583,14 +583,18 @@ impl Collectives<'_> {
             }
             if kind > KIND_CONTROL {
                 self.sessions.counters.rx_coll_unknown += 1;
-                self.receiving().discard_unexpected(now, msg, crate::wire::EndStatus::Discarded);
+                self.sessions.receiving().discard_unexpected(
+                    now,
+                    msg,
+                    crate::wire::EndStatus::Discarded,
+                );
             } else if kind == KIND_DATA {
                 let (e, imm) = (m.payload.ep, m.payload.imm);
                 let is_joined = |g: &super::Group| g.gid == gid && g.side.0.idx() == e;
                 if self.sessions.coll.ended.iter().any(|&(side, over, _)| (side, over) == (e, gid))
                     && !self.sessions.coll.groups.iter().any(|(_, g)| is_joined(g))
                 {
-                    self.receiving().discard_unexpected(
+                    self.sessions.receiving().discard_unexpected(
                         now,
                         msg,
                         crate::wire::EndStatus::Discarded,

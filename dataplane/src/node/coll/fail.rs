@@ -166,7 +166,7 @@ impl Collectives<'_> {
                 .unlink_posted(&mut self.sessions.posted.pool, recv);
             self.sessions.objects().fail_recv(recv, Error::Canceled);
         }
-        self.receiving().revoke_placing(now, side, &waits, &ours);
+        self.sessions.receiving().revoke_placing(now, side, &waits, &ours);
     }
 
     /// Discards the stored messages of a group.
@@ -187,7 +187,7 @@ impl Collectives<'_> {
             .collect();
         for msg in unexpected {
             if self.sessions.unexpected.get(msg).is_some() {
-                self.receiving().discard_unexpected(now, msg, EndStatus::Discarded);
+                self.sessions.receiving().discard_unexpected(now, msg, EndStatus::Discarded);
             }
         }
     }
@@ -223,7 +223,7 @@ impl Collectives<'_> {
             .collect();
         for msg in unexpected {
             if self.sessions.unexpected.get(msg).is_some() {
-                self.receiving().discard_unexpected(now, msg, EndStatus::Discarded);
+                self.sessions.receiving().discard_unexpected(now, msg, EndStatus::Discarded);
             }
         }
     }
