@@ -137,10 +137,13 @@ pub enum Bug {
     DepartureIgnored,
     /// A send with match completion completes when the message has arrived.
     MatchCompleteOnArrival,
+    /// A send with inject completion completes once it was sent, although its source was not copied
+    /// and may have to be sent again.
+    InjectCompleteUncopied,
 }
 
 /// All bugs in order of declaration.
-pub const ALL: [Bug; 64] = [
+pub const ALL: [Bug; 65] = [
     Bug::OldDuplicateDelivered,
     Bug::DuplicateDelivered,
     Bug::RendezvousCompletedOnAck,
@@ -205,6 +208,7 @@ pub const ALL: [Bug; 64] = [
     Bug::NearByMacAlone,
     Bug::DepartureIgnored,
     Bug::MatchCompleteOnArrival,
+    Bug::InjectCompleteUncopied,
 ];
 
 /// Whether `bug` is switched on for this thread.

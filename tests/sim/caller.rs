@@ -350,6 +350,7 @@ impl App {
         let mut flags = self.send_flags(len);
         flags.set(OpFlags::MORE, more);
         flags.set(OpFlags::MATCH_COMPLETE, self.rng.chance(c.matched));
+        flags.set(OpFlags::INJECT_COMPLETE, c.early > 0.0 && self.rng.chance(c.early));
         // Short messages are told apart by their data.
         flags.set(
             OpFlags::REMOTE_CQ_DATA,
@@ -415,6 +416,8 @@ impl App {
             imm: flags.contains(OpFlags::REMOTE_CQ_DATA),
             fence: flags.contains(OpFlags::FENCE),
             matched: flags.contains(OpFlags::MATCH_COMPLETE),
+            early: flags.contains(OpFlags::INJECT | OpFlags::INJECT_COMPLETE)
+                && !flags.intersects(OpFlags::DELIVERY_COMPLETE | OpFlags::MATCH_COMPLETE),
             seq: 0,
             sent: if told { Sent::Pending } else { Sent::Silent },
             taken: None,

@@ -69,6 +69,8 @@ pub(crate) struct Msg {
     pub(crate) fence: bool,
     /// Its success tells that a receive has taken it.
     pub(crate) matched: bool,
+    /// Its success tells only that its buffer may be reused.
+    pub(crate) early: bool,
     /// Place among the accepted messages of the world, which orders those of one stream.
     pub(crate) seq: u64,
     pub(crate) sent: Sent,
@@ -258,6 +260,8 @@ pub(crate) struct Tally {
     pub(crate) denied: u64,
     /// Sends whose success told that they were taken by a receive.
     pub(crate) matched: u64,
+    /// Sends whose success told that their buffer may be reused.
+    pub(crate) early: u64,
     pub(crate) entries: Entries,
 }
 
@@ -618,7 +622,13 @@ impl Ledger {
             return false;
         }
         let sender_lives = self.lives[m.src.life as usize].alive;
-        if self.excused(m.src_host, m.dst.host).loss || (m.sent == Sent::Silent && !sender_lives) {
+        let unconfirmed = m.early || m.sent == Sent::Silent;
+        let excuse = self.excused(m.src_host, m.dst.host);
+        if excuse.loss || (unconfirmed && !sender_lives) {
+            return false;
+        }
+        // What completed before it was acknowledged is lost, untold, with its session or endpoint.
+        if m.early && (excuse.errors || self.ep(m.src).closing) {
             return false;
         }
         if self.superseded[m.dst.host * self.hosts + m.src_host] > m.src.life {
@@ -744,6 +754,7 @@ impl Ledger {
             self.tally.matched += 1;
             ensure!(self.is_matched(m), "message {m} is matched by nobody: {:?}", self.msgs[m]);
         }
+        self.tally.early += u64::from(self.msgs[m].early);
         self.tally.ok += 1;
         let at = self.ops[i].at;
         self.ep_mut(at).sends_ok += 1;

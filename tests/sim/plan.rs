@@ -342,6 +342,8 @@ pub(crate) struct CallerPlan {
     pub(crate) any_life: f64,
     /// Share of sends that complete only when a receive has taken them.
     pub(crate) matched: f64,
+    /// Share of sends that complete as soon as their buffer may be reused.
+    pub(crate) early: f64,
     /// Share of endpoints with selective completion.
     pub(crate) selective: f64,
     /// Whether rare calls (close, peek, multi-receive, cancel) are in the mix.
@@ -395,6 +397,7 @@ impl Plan {
                 directed: 0.2,
                 any_life: 0.3,
                 matched: 0.0,
+                early: 0.0,
                 selective: 0.2,
                 rare: 0.0,
                 closes: 0.0,
@@ -421,6 +424,7 @@ impl Plan {
         p.draw_computing(&mut Rng::new(seed, 12));
         p.caller.remote = Rng::new(seed, 6).pick(&[0.0, 0.2, 0.4, 0.8]);
         p.caller.matched = Rng::new(seed, 25).pick(&[0.3, 0.0, 0.0, 0.1]);
+        p.caller.early = Rng::new(seed, 26).pick(&[0.0, 0.5, 0.0, 0.2]);
         p.draw_haste(&mut Rng::new(seed, 13));
         p.link.mark_ns = Rng::new(seed, 19).pick(&[None, None, Some(0), Some(20 * US)]);
         p.draw_nodes(&mut Rng::new(seed, 14));

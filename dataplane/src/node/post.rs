@@ -548,7 +548,9 @@ pub(super) fn wr_flags(req: &SendReq, selective: bool) -> WrFlags {
     flags.set(WrFlags::MATCH, matched);
     flags.set(WrFlags::DELIVERY, f.contains(OpFlags::DELIVERY_COMPLETE));
     // An injected message completes early if it requests no level beyond the reuse of its source.
-    let early = f.contains(OpFlags::INJECT_COMPLETE | OpFlags::INJECT)
+    let copied = f.contains(OpFlags::INJECT) || planted(Bug::InjectCompleteUncopied);
+    let early = copied
+        && f.contains(OpFlags::INJECT_COMPLETE)
         && !f.intersects(OpFlags::DELIVERY_COMPLETE | OpFlags::MATCH_COMPLETE);
     flags.set(WrFlags::EARLY, early);
     flags

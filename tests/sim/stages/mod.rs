@@ -46,6 +46,8 @@ pub(crate) struct Sum {
     pub(crate) denied: u64,
     /// Sends whose success told that they were matched.
     pub(crate) matched: u64,
+    /// Sends whose success told that their buffer may be reused.
+    pub(crate) early: u64,
     pub(crate) entries: Entries,
     /// Faults of each kind, as [`Fault::NAMES`] has them, and what else was done to frames, as
     /// [`TRICKS`] has it.
@@ -73,6 +75,7 @@ impl Sum {
         self.remote += r.tally.remote;
         self.denied += r.tally.denied;
         self.matched += r.tally.matched;
+        self.early += r.tally.early;
         self.entries.add(&r.tally.entries);
         self.faults.iter_mut().zip(r.faults).for_each(|(all, n)| *all += n);
         let tricks = [r.net.spoofed, r.net.forged, r.net.marked, r.net.full];
@@ -95,6 +98,7 @@ impl Sum {
         self.remote += s.remote;
         self.denied += s.denied;
         self.matched += s.matched;
+        self.early += s.early;
         self.entries.add(&s.entries);
         self.faults.iter_mut().zip(s.faults).for_each(|(all, n)| *all += n);
         self.tricks.iter_mut().zip(s.tricks).for_each(|(all, n)| *all += n);
@@ -111,6 +115,7 @@ impl Sum {
             ("denied", self.denied),
             ("refused", self.refused),
             ("matched", self.matched),
+            ("early", self.early),
         ];
         let faults = Fault::NAMES.into_iter().zip(self.faults);
         let tricks = TRICKS.into_iter().zip(self.tricks);
@@ -122,8 +127,8 @@ impl Sum {
     pub(crate) fn print(&self, stage: &str, start: Instant) {
         println!(
             "{stage}: runs {} ops {} refused {} failed {} delivered {} events {} frames {} \
-             remote {} denied {} matched {} dropped {} duplicated {} corrupted {} crashes {} \
-             deaths {} violations 0 time {:.1} s",
+             remote {} denied {} matched {} early {} dropped {} duplicated {} corrupted {} \
+             crashes {} deaths {} violations 0 time {:.1} s",
             self.runs,
             self.ops,
             self.refused,
@@ -134,6 +139,7 @@ impl Sum {
             self.remote,
             self.denied,
             self.matched,
+            self.early,
             self.dropped,
             self.duplicated,
             self.corrupted,
