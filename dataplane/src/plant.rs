@@ -140,10 +140,12 @@ pub enum Bug {
     /// A send with inject completion completes once it was sent, although its source was not copied
     /// and may have to be sent again.
     InjectCompleteUncopied,
+    /// A member puts its contribution to a round on a board before all have read what it overwrites.
+    ContributionOverwritten,
 }
 
 /// All bugs in order of declaration.
-pub const ALL: [Bug; 65] = [
+pub const ALL: [Bug; 66] = [
     Bug::OldDuplicateDelivered,
     Bug::DuplicateDelivered,
     Bug::RendezvousCompletedOnAck,
@@ -209,6 +211,7 @@ pub const ALL: [Bug; 65] = [
     Bug::DepartureIgnored,
     Bug::MatchCompleteOnArrival,
     Bug::InjectCompleteUncopied,
+    Bug::ContributionOverwritten,
 ];
 
 /// Whether `bug` is switched on for this thread.

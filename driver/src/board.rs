@@ -1,4 +1,5 @@
-//! Shared memory through which the members of a group on one segment exchange a few bytes per call.
+//! Shared memory through which the members of a group on one segment exchange up to
+//! [`BODY_MAX`] bytes per call.
 //!
 //! Each member has a *slot* that it alone writes and all others read. What it *puts* there for call
 //! `n` of the group stays valid until its put for call `n + 2`. So before a put for call `n + 2`
@@ -17,7 +18,7 @@ use crate::mem::{IoBuf, Span};
 pub const BOARD_MEMBERS_MAX: usize = 64;
 
 /// Bytes that a member puts in a call at most.
-pub const BODY_MAX: usize = 1968;
+pub const BODY_MAX: usize = 130_992;
 
 /// One member's view of the slots of its group. Members go by their rank, calls by their number,
 /// which wraps.
@@ -38,6 +39,13 @@ pub trait Board: Send + Debug {
     /// # Panics
     /// If `body` is shorter than `len`, or `len` exceeds [`BODY_MAX`].
     fn put(&mut self, call: u32, mark: u64, body: &Span, len: usize);
+
+    /// Copies `len` bytes from `from_at` on of `from` to offset `at` of this member's data for
+    /// `call`. Others see them once [`put`](Self::put), with a `len` of 0, has followed.
+    ///
+    /// # Panics
+    /// If `from` is shorter, or `at + len` exceeds [`BODY_MAX`].
+    fn write(&mut self, call: u32, at: usize, from: (&IoBuf, usize), len: usize);
 
     /// The mark that `rank` has put for `call`; `None` if it has not, or has put something for the
     /// call after the next.

@@ -15,6 +15,8 @@ pub(crate) struct Leaf {
     stamp: u64,
     mark: u64,
     body: Vec<u8>,
+    /// Bytes that were written and not put.
+    written: Vec<u8>,
 }
 
 /// All slots of a node, two leaves each.
@@ -67,7 +69,22 @@ impl Board for SimBoard {
         let leaf = &mut all[self.own][call as usize % 2];
         // Never out of order, or what others read would be another call's.
         assert!(leaf.stamp == 0 || leaf.stamp.wrapping_add(2) == stamp, "put twice or skipped");
-        *leaf = Leaf { stamp, mark, body: bytes };
+        assert!(len == 0 || leaf.written.is_empty(), "written and put");
+        if len == 0 {
+            bytes = std::mem::take(&mut leaf.written);
+        }
+        *leaf = Leaf { stamp, mark, body: bytes, written: Vec::new() };
+    }
+
+    fn write(&mut self, call: u32, at: usize, (from, from_at): (&IoBuf, usize), len: usize) {
+        assert!(at + len <= BODY_MAX);
+        let mut all = self.slots.lock().expect("one thread");
+        let leaf = &mut all[self.own][call as usize % 2];
+        // What was there cannot be read any more.
+        leaf.body.clear();
+        let written = &mut leaf.written;
+        written.resize(written.len().max(at + len), 0);
+        from.read_at(from_at, &mut written[at..at + len]);
     }
 
     fn mark(&self, rank: u32, call: u32) -> Option<u64> {

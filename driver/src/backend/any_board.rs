@@ -72,6 +72,10 @@ impl Board for AnyBoard {
         with!(&mut self.0, board => board.put(call, mark, body, len));
     }
 
+    fn write(&mut self, call: u32, at: usize, from: (&IoBuf, usize), len: usize) {
+        with!(&mut self.0, board => board.write(call, at, from, len));
+    }
+
     #[inline(always)]
     fn mark(&self, rank: u32, call: u32) -> Option<u64> {
         with!(&self.0, board => board.mark(rank, call))

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use barewire_dataplane::error::Error;
 use barewire_dataplane::node::{CollKind, JoinModel};
+use barewire_driver::board::BODY_MAX;
 use barewire_driver::mem::atomic::{AtomicOp, Datatype, reduces};
 
 use super::{for_seeds, nightly};
@@ -72,7 +73,9 @@ fn matrix(
 /// One seed of the collectives of a small group.
 #[cfg(feature = "plant")]
 pub(crate) fn one(seed: u64) -> Checked {
-    matrix(&[0, 1, 2], &[1, 8, 1000], (seed, 0.0, seed % 2 == 1)).map(|_| ())
+    let boards = seed % 2 == 1;
+    let counts: &[usize] = if boards { &[1, 8, 40_000] } else { &[1, 8, 1000] };
+    matrix(&[0, 1, 2], counts, (seed, 0.0, boards)).map(|_| ())
 }
 
 fn run_matrix(stage: &str, sizes: &[usize], loss: f64) {
@@ -126,15 +129,17 @@ fn collectives_are_right_under_loss_and_reorder() {
     run_matrix("collectives_are_right_under_loss_and_reorder", &sizes, 0.05);
 }
 
-/// A million elements, in frames of any length the segment takes.
+/// A million elements, in frames of any length the segment takes, and through memory.
 #[test]
 fn long_vectors_are_right() {
-    for (seed, mtu) in [(2, 65_535), (3, 65_535)] {
+    for (seed, boards) in [(2, false), (3, false), (4, true)] {
         let mut p = plan(seed, 4, true);
-        p.link.mtu = vec![mtu; 4];
+        p.link.mtu = vec![65_535; 4];
+        p.link.boards = boards;
         p.node.pull_window = 1 << 20;
         let mut team = Team::new(p);
-        let gang = team.join(&[3, 1, 0, 2], JoinModel::Key(1)).unwrap();
+        let model = if boards { JoinModel::Collective(0) } else { JoinModel::Key(1) };
+        let gang = team.join(&[3, 1, 0, 2], model).unwrap();
         let ty = Some(Datatype::Uint8);
         for kind in [CollKind::Broadcast, CollKind::Allreduce, CollKind::Allgather] {
             team.call(&gang, &Call { ty, ..Call::of(kind, 2, 1_000_000, seed) }).unwrap();
@@ -142,6 +147,31 @@ fn long_vectors_are_right() {
         for kind in [CollKind::Reduce, CollKind::ReduceScatter, CollKind::Alltoall] {
             team.call(&gang, &Call { ty, ..Call::of(kind, 3, 60_001, seed) }).unwrap();
         }
+    }
+}
+
+/// Goal: calls through memory that take several rounds are right, of lengths around a slice and
+/// around a member's share of it, for all kinds, roots and numbers of members, also in place.
+#[test]
+fn calls_of_several_rounds_are_right() {
+    for (seed, n) in (1..).zip([2, 3, 4, 7]) {
+        let ranks: Vec<usize> = (0..n).rev().collect();
+        let (mut team, gang) = gang_of(&ranks, seed, 0.0, true).unwrap();
+        for kind in CollKind::ALL.into_iter().filter(|&kind| kind != CollKind::Barrier) {
+            let many =
+                matches!(kind, CollKind::Alltoall | CollKind::ReduceScatter | CollKind::Scatter);
+            let slice = if many { BODY_MAX / n } else { BODY_MAX } / 64 * 8;
+            let counts = [slice - 1, slice, slice + 1, 3 * slice - 9, 8 << 7, (8 << 7) + n];
+            for (i, &count) in counts.iter().enumerate() {
+                let call = Call::of(kind, (seed as usize + i) % n, count, seed << 8 | i as u64);
+                team.call(&gang, &call).unwrap();
+                if matches!(kind, CollKind::Allreduce | CollKind::Reduce) {
+                    team.call(&gang, &Call { in_place: true, ..call }).unwrap();
+                }
+            }
+        }
+        let shared = team.rig.at(0).node.counters().colls_shared;
+        assert_eq!(shared > 40, n > 2, "{shared} calls of {n} through memory");
     }
 }
 
@@ -341,7 +371,9 @@ fn a_member_may_die_at_every_step() {
     let sum = for_seeds("a_member_may_die_at_every_step", 2 * 5 * 9 * rounds, |seed, sum| {
         let n = 2 + seed as usize % 5;
         let kind = CollKind::ALL[seed as usize / 5 % 9];
-        for count in [1, 2000] {
+        // Those of several rounds through memory.
+        let long = (seed.is_multiple_of(2) && n > 2).then_some(20_000);
+        for count in [1, 2000].into_iter().chain(long) {
             if kind == CollKind::Barrier && count > 1 {
                 continue;
             }

@@ -8,8 +8,8 @@
 //!
 //! Calls are made in order, one at a time: a member puts its contribution on the board, waits until
 //! the members whose contributions it needs have put theirs, and computes its result from all of
-//! them in the order of ranks. A call by messages is put as well, without contents, so that members
-//! detect calls that differ.
+//! them in the order of ranks. Long calls do so in [rounds](part). A call by messages is put as
+//! well, without contents, so that members detect calls that differ.
 //!
 //! No thread blocks in a call: a turn polls whether the awaited member has put its contribution.
 //! After [`PATIENCE_NS`] the members that have not are watched like those that owe a message.
@@ -17,18 +17,19 @@
 use std::collections::VecDeque;
 
 use barewire_driver::backend::any_board::AnyBoard;
-use barewire_driver::board::{BOARD_MEMBERS_MAX, BODY_MAX, Board};
+use barewire_driver::board::{BOARD_MEMBERS_MAX, Board};
 use barewire_driver::hint::{cold, outlined};
-use barewire_driver::mem::atomic::{AtomicOp, Datatype, WordFold, word_fold};
-use barewire_driver::mem::{IoBuf, Scratch, Span};
+use barewire_driver::mem::Span;
 use barewire_driver::port::Station;
 
+pub(super) use self::part::Part;
+use self::part::{Outcome, Workspace};
 use super::control::{ASK_NS, DISAGREE};
 use super::{Caller, Coll, Group, Kind, LAYOUT_WORD};
 use crate::error::{Error, Result};
 use crate::idx::{CallIdx, GroupIdx, PeerIdx};
 use crate::node::{Collectives, FrameSink, Node, NodeCounters, Objects, Peers};
-use crate::proto::coll::Shape;
+use crate::plant::{Bug, planted};
 use crate::proto::coll::plan::{Layout, Model};
 use crate::types::Instant;
 
@@ -39,10 +40,6 @@ const PATIENCE_NS: u64 = 1_000_000;
 /// Longest interval between two polls of a member that sleeps, nanoseconds: a wake-up can be
 /// missed.
 const POLL_NS: u64 = 1_000_000;
-
-/// Maximum bytes that the members of a call put together. More is cheaper by messages, of which
-/// fewer bytes reach each member.
-const TOTAL_MAX: u64 = 32 << 10;
 
 /// The state of a group's board.
 #[derive(Debug)]
@@ -75,9 +72,11 @@ pub(super) struct Calls {
 #[derive(Debug)]
 struct FirstCall {
     board: AnyBoard,
-    /// Number of the call, and whether this member's contribution has been put.
+    /// Number of the round on the board, and whether this member's contribution has been put.
     number: u32,
     is_put: bool,
+    /// Index of the round in its call.
+    round: u32,
     /// The first rank whose contribution has not been seen in the present step.
     next: u32,
     /// All members are known to have put their contribution to the previous call.
@@ -88,10 +87,9 @@ struct FirstCall {
     /// are watched for it.
     since: Option<Instant>,
     watched: Vec<PeerIdx>,
-    /// The members' contributions while they are computed with: one word of each, or those of one
-    /// member.
+    /// The members' contributions while they are computed with: one word of each, or longer ones.
     words: Box<[u64]>,
-    scratch: Scratch,
+    space: Workspace,
 }
 
 /// The calls of a group through its board after they were advanced.
@@ -118,34 +116,6 @@ pub(super) struct CallBuffers {
     caller: Option<Caller>,
 }
 
-/// A member's part in a call of a group with a board, derived from the arguments that are equal on
-/// all members.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Part {
-    /// Number of the [checked](super::CheckedCall) call.
-    number: u64,
-    /// The mark of the call: part of every message, and of every contribution on the board.
-    mark: u64,
-    shape: Shape,
-    reduce: Option<(AtomicOp, Datatype)>,
-    /// The call goes through the board.
-    pub(super) by_board: bool,
-    /// Bytes of the contribution.
-    len: usize,
-    /// The range of ranks whose contributions this member needs.
-    needs: (u32, u32),
-    result: Outcome,
-}
-
-/// The computation of a member's result.
-#[derive(Clone, Copy, Debug)]
-enum Outcome {
-    Nothing,
-    /// Reduction of one word of each member.
-    Word(WordFold),
-    Blocks,
-}
-
 /// Result of a step of the first call.
 enum Step {
     /// The call waits for a contribution.
@@ -160,110 +130,6 @@ pub(super) fn name_words(members: usize) -> usize {
     if members <= BOARD_MEMBERS_MAX { members } else { 0 }
 }
 
-/// Whether calls of this shape go through a board.
-fn fits(shape: &Shape) -> bool {
-    let blocks = match shape.kind {
-        Kind::Barrier => 0,
-        Kind::Alltoall | Kind::ReduceScatter | Kind::Scatter => u64::from(shape.n),
-        Kind::Broadcast | Kind::Allreduce | Kind::Allgather | Kind::Reduce | Kind::Gather => 1,
-    };
-    let len = shape.block().saturating_mul(blocks);
-    len <= BODY_MAX as u64 && len * u64::from(shape.n) <= TOTAL_MAX
-}
-
-impl Part {
-    /// The part in no call.
-    pub(super) const NONE: Self = Self {
-        number: 0,
-        mark: 0,
-        shape: Shape::NONE,
-        reduce: None,
-        by_board: false,
-        len: 0,
-        needs: (0, 0),
-        result: Outcome::Nothing,
-    };
-
-    /// The part in the call with this number and this mark.
-    pub(super) fn of(
-        (number, mark): (u64, u64),
-        shape: Shape,
-        reduce: Option<(AtomicOp, Datatype)>,
-        has_board: bool,
-    ) -> Self {
-        let by_messages = Self { number, mark, ..Self::NONE };
-        if !has_board || !fits(&shape) {
-            return by_messages;
-        }
-        let Shape { kind, n, me, root, .. } = shape;
-        let blocks = match kind {
-            Kind::Broadcast => u64::from(me == root),
-            kind => kind.blocks_in(n, me, root),
-        };
-        let needs = match kind {
-            Kind::Broadcast | Kind::Scatter => (root, root + 1),
-            Kind::Reduce | Kind::Gather if me != root => (0, 0),
-            _ => (0, n),
-        };
-        let is_word = (shape.count, shape.size) == (1, size_of::<u64>() as u64);
-        let fold = reduce.filter(|_| is_word).and_then(|(op, ty)| word_fold(op, ty));
-        let result = match (kind, fold) {
-            (Kind::Barrier, _) => Outcome::Nothing,
-            (Kind::Broadcast, _) if me == root => Outcome::Nothing,
-            (Kind::Reduce | Kind::Gather, _) if me != root => Outcome::Nothing,
-            (Kind::Allreduce | Kind::Reduce, Some(fold)) => Outcome::Word(fold),
-            _ => Outcome::Blocks,
-        };
-        let len = (shape.block() * blocks) as usize;
-        Self { shape, reduce, by_board: true, len, needs, result, ..by_messages }
-    }
-
-    /// Number of the checked call: 0 before the first.
-    pub(super) fn number(&self) -> u64 {
-        self.number
-    }
-
-    /// Computes the result in `out` of a call with blocks.
-    #[inline(never)]
-    fn compute(&self, out: Span, board: &AnyBoard, number: u32, scratch: &Scratch) {
-        let s = &self.shape;
-        let (block, out) = (s.block() as usize, &IoBuf::one(out));
-        let mine = s.me as usize * block;
-        match s.kind {
-            Kind::Barrier => {}
-            Kind::Broadcast => board.read(s.root, number, 0, (out, 0), block),
-            Kind::Scatter => board.read(s.root, number, mine, (out, 0), block),
-            Kind::Allreduce | Kind::Reduce => self.reduce(out, board, (number, 0), scratch),
-            Kind::ReduceScatter => self.reduce(out, board, (number, mine), scratch),
-            Kind::Allgather | Kind::Gather | Kind::Alltoall => {
-                let from = if s.kind == Kind::Alltoall { mine } else { 0 };
-                for rank in 0..s.n {
-                    board.read(rank, number, from, (out, rank as usize * block), block);
-                }
-            }
-        }
-    }
-
-    /// Reduces the members' contributions at `from` of a call, in the order of ranks.
-    fn reduce(
-        &self,
-        out: &IoBuf,
-        board: &AnyBoard,
-        (number, from): (u32, usize),
-        scratch: &Scratch,
-    ) {
-        let Some((op, ty)) = self.reduce else { unreachable!("only reductions compute") };
-        let (s, other) = (&self.shape, scratch.io());
-        let block = s.block() as usize;
-        board.read(0, number, from, (out, 0), block);
-        for rank in 1..s.n {
-            board.read(rank, number, from, (&other, 0), block);
-            let sum = out.combine(0, op, ty, s.count as usize, (out, 0), (&other, 0));
-            assert!(sum.is_ok(), "a block is in the result and in a body");
-        }
-    }
-}
-
 impl Calls {
     /// The calls of a group whose `members` have joined.
     fn new(board: AnyBoard, members: usize) -> Option<Self> {
@@ -271,6 +137,7 @@ impl Calls {
             board,
             number: 1,
             is_put: false,
+            round: 0,
             next: 0,
             // There is no previous call whose contributions are still to be read.
             is_synced: true,
@@ -278,7 +145,7 @@ impl Calls {
             since: None,
             watched: Vec::new(),
             words: vec![0; members].into(),
-            scratch: Scratch::new(BODY_MAX)?,
+            space: Workspace::new()?,
         };
         let buffers = CallBuffers { body: Span::EMPTY, out: Span::EMPTY, caller: None };
         Some(Self { first, is_busy: false, part: Part::NONE, buffers, queue: VecDeque::new() })
@@ -345,12 +212,37 @@ impl FirstCall {
     /// Advances the first call until it has to wait.
     #[inline(always)]
     fn step(&mut self, part: &Part, buffers: &CallBuffers) -> Step {
+        loop {
+            match self.step_round(part, buffers) {
+                Step::Ended if part.rounds > 1 && cold(self.has_next_round(part)) => {}
+                step => return step,
+            }
+        }
+    }
+
+    /// Begins the next round of a call. Returns whether there is one.
+    fn has_next_round(&mut self, part: &Part) -> bool {
+        self.round += 1;
+        if self.round == part.rounds {
+            self.round = 0;
+        }
+        self.round > 0
+    }
+
+    /// Advances a round of the first call until it has to wait.
+    #[inline(always)]
+    fn step_round(&mut self, part: &Part, buffers: &CallBuffers) -> Step {
         let (number, (start, end)) = (self.number, part.needs);
         if !self.is_put {
             if !self.is_synced
+                && !planted(Bug::ContributionOverwritten)
                 && let Some(step) = self.sync()
             {
                 return step;
+            }
+            if part.rounds > 1 {
+                let (body, board) = (buffers.body.again(), (&mut self.board, number));
+                part.write_round(self.round, body, board, &self.space);
             }
             self.board.put(number, part.mark, &buffers.body, part.len);
             (self.is_put, self.next) = (true, start);
@@ -370,7 +262,8 @@ impl FirstCall {
                 assert!(is_set, "a result is as long as a block");
             }
             Outcome::Blocks => {
-                part.compute(buffers.out.again(), &self.board, number, &self.scratch)
+                let (out, board) = (buffers.out.again(), (&self.board, number));
+                part.compute(self.round, out, board, &self.space);
             }
         }
         if !matches!(part.result, Outcome::Nothing)
@@ -744,5 +637,6 @@ impl Objects<'_> {
     }
 }
 
+mod part;
 #[cfg(test)]
 mod tests;

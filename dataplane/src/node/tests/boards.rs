@@ -17,6 +17,8 @@ struct Leaf {
     call: u32,
     mark: u64,
     body: Vec<u8>,
+    /// Bytes that were written and not put.
+    written: Vec<u8>,
 }
 
 /// A member's leaves, and the last call of which it needs nothing any more.
@@ -62,7 +64,17 @@ impl Board for Shared {
         let mut bytes = vec![0; len];
         IoBuf::one(body.again()).read_at(0, &mut bytes);
         let mut all = self.slots.lock().unwrap();
-        all[self.own].leaves[call as usize % 2] = Leaf { call, mark, body: bytes };
+        let leaf = &mut all[self.own].leaves[call as usize % 2];
+        if len == 0 {
+            bytes = std::mem::take(&mut leaf.written);
+        }
+        *leaf = Leaf { call, mark, body: bytes, written: Vec::new() };
+    }
+
+    fn write(&mut self, call: u32, at: usize, (from, from_at): (&IoBuf, usize), len: usize) {
+        let leaf = &mut self.slots.lock().unwrap()[self.own].leaves[call as usize % 2];
+        leaf.written.resize(leaf.written.len().max(at + len), 0);
+        from.read_at(from_at, &mut leaf.written[at..at + len]);
     }
 
     fn mark(&self, rank: u32, call: u32) -> Option<u64> {

@@ -1,8 +1,9 @@
 //! [`Board`] in a segment: a member's view of the slots of its group.
 //!
 //! A slot is written by its member alone: first the bytes and the mark, then the stamp with the
-//! group and call. A member killed between the two has put nothing. All accesses are atomic: a
-//! malicious member can give others wrong bytes and do no other harm.
+//! group and call. A member killed between the two has put nothing. The bytes are copied like those
+//! of frames (D2 in docs/memory.md), all else is atomic: a malicious member can give others wrong
+//! bytes and do no other harm.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -19,8 +20,6 @@ use crate::mem::{IoBuf, Span};
 /// Offsets of the mark and the bytes in a leaf, behind its stamp.
 const MARK: usize = 8;
 const BODY: usize = 16;
-/// Bytes that are copied at once.
-const CHUNK: usize = 256;
 
 /// See the module's documentation.
 pub(in crate::backend) struct ShmBoard {
@@ -128,24 +127,6 @@ impl ShmBoard {
             wake_member(&self.shared, place);
         }
     }
-
-    /// Copies a body of any length to `leaf`.
-    #[inline(never)]
-    fn put_long(&self, leaf: usize, body: Span, len: usize) {
-        let body = IoBuf::one(body);
-        let mut at = 0;
-        while at < len {
-            let mut bytes = [0; CHUNK];
-            let part = (len - at).min(CHUNK);
-            body.read_at(at, &mut bytes[..part]);
-            let (words, _) = bytes.as_chunks();
-            let to = self.own.words(leaf + BODY + at, part.div_ceil(8));
-            for (to, &word) in to.iter().zip(words) {
-                to.store(u64::from_le_bytes(word), Relaxed);
-            }
-            at += part;
-        }
-    }
 }
 
 impl Board for ShmBoard {
@@ -176,7 +157,7 @@ impl Board for ShmBoard {
         {
             self.own.word(leaf + BODY).store(word.to_le(), Relaxed);
         } else if len > 0 {
-            self.put_long(leaf, body.again(), len);
+            self.write(call, 0, (&IoBuf::one(body.again()), 0), len);
         }
         self.own.word(leaf + MARK).store(mark, Relaxed);
         // Release: a reader that sees the stamp sees the data.
@@ -190,6 +171,15 @@ impl Board for ShmBoard {
     }
 
     #[inline]
+    fn write(&mut self, call: u32, at: usize, (from, from_at): (&IoBuf, usize), len: usize) {
+        assert!(at <= BODY_MAX && len <= BODY_MAX - at);
+        let to = self.own.bytes(Self::leaf(call) + BODY + at, len);
+        // SAFETY: as many bytes of our slot, which is mapped, and no application memory. Members
+        // read them only after the stamp; that one might before is D2.
+        unsafe { from.read_to_raw(from_at, to, len) }
+    }
+
+    #[inline]
     fn mark(&self, rank: u32, call: u32) -> Option<u64> {
         let (mem, leaf) = (&self.members[rank as usize].mem, Self::leaf(call));
         let is_put = mem.word(leaf).load(Acquire) == self.stamp(call);
@@ -199,21 +189,10 @@ impl Board for ShmBoard {
     #[inline]
     fn read(&self, rank: u32, call: u32, at: usize, (to, to_at): (&IoBuf, usize), len: usize) {
         assert!(at <= BODY_MAX && len <= BODY_MAX - at);
-        let (mem, body) = (&self.members[rank as usize].mem, Self::leaf(call) + BODY);
-        let (mut done, mut from) = (0, at);
-        while done < len {
-            // The words that hold the next bytes, of which the first may begin before them.
-            let (first, skip) = (from / 8 * 8, from % 8);
-            let part = (len - done).min(CHUNK - skip);
-            let mut bytes = [0; CHUNK];
-            let (words, _) = bytes.as_chunks_mut();
-            let from_words = mem.words(body + first, (skip + part).div_ceil(8));
-            for (word, from) in words.iter_mut().zip(from_words) {
-                *word = from.load(Relaxed).to_le_bytes();
-            }
-            to.write_at(to_at + done, &bytes[skip..skip + part]);
-            (done, from) = (done + part, from + part);
-        }
+        let from = self.members[rank as usize].mem.bytes(Self::leaf(call) + BODY + at, len);
+        // SAFETY: as many bytes of a slot, which the group keeps mapped, and no application memory.
+        // That its member may write them meanwhile is D2.
+        unsafe { to.write_from_raw(to_at, from, len) }
     }
 
     #[inline]

@@ -24,11 +24,11 @@
 //! links    to receiver r at r * groups * 4096, a page for each group of senders, allocated when
 //!          one of them opens its link; of sender s at + s * 64:
 //!          +0   tx_open    +8   tx_inc   +16  rx_inc   +24  rx_open   +32  head
-//! boards   of member m at m * 32 * 4096: its slots, a page each, allocated when first used and
+//! boards   of member m at m * 32 * 65536: its slots, 64 KiB each, allocated when first used and
 //!          kept with the place. The member writes, others read:
 //!          +0   of calls with an even number: group << 32 | number, +8 mark, +16 bytes
-//!          +1984  of those with an odd one, alike
-//!          +3968  group << 32 | number of the last call that the member has finished reading;
+//!          +32704  of those with an odd one, alike
+//!          +65408  group << 32 | number of the last call that the member has finished reading;
 //!          2^32 - 1 when the member has left the group
 //! data     ring of (s, r) at (r * members + s) * ring_len, allocated while the link is open: a
 //!          short beginning first, the rest when the ring grows
@@ -42,7 +42,7 @@ use crate::board::BODY_MAX;
 /// "barewire" read as a little-endian number.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"barewire");
 /// Changes with every change of this file or of what its words mean.
-pub(super) const VERSION: u64 = 8;
+pub(super) const VERSION: u64 = 9;
 /// Senders in a word of a doorbell, and in a page of links.
 pub(super) const GROUP: usize = 64;
 /// Words of a doorbell.
@@ -67,9 +67,9 @@ const _: () = assert!(GROUP * LINK_LEN == PAGE);
 /// Board slots of a member: the most groups that it is in at a time.
 pub(super) const SLOTS: usize = 32;
 /// Bytes of a slot.
-pub(super) const SLOT_LEN: usize = PAGE;
+pub(super) const SLOT_LEN: usize = 256 << 10;
 /// Bytes of a leaf: a slot's first leaf is for calls with even numbers, the second for odd ones.
-pub(super) const LEAF_LEN: usize = 1984;
+pub(super) const LEAF_LEN: usize = 131_008;
 /// Offset in a slot of the last call that its member has finished reading.
 pub(super) const DONE: usize = 2 * LEAF_LEN;
 const _: () = assert!(LEAF_LEN == 16 + BODY_MAX && LEAF_LEN.is_multiple_of(64));

@@ -148,6 +148,13 @@ impl SlotMem {
         // reserved; every access to them by anybody is atomic.
         unsafe { std::slice::from_raw_parts(self.0.wrapping_add(i), count) }
     }
+
+    /// The address of byte `at`, from which `len` bytes are in the slot.
+    #[inline(always)]
+    pub(super) fn bytes(&self, at: usize, len: usize) -> *mut u8 {
+        assert!(at <= SLOT_LEN && len <= SLOT_LEN - at && !self.0.is_null());
+        self.0.cast_mut().cast::<u8>().wrapping_add(at)
+    }
 }
 
 /// A member's word `sleeping`. Valid while its segment is mapped.
@@ -704,7 +711,7 @@ impl Segment {
     pub(super) fn reserve_slot(&self, m: usize, i: usize) -> io::Result<SlotMem> {
         let at = self.layout.slot(m, i);
         reserve(&self.file, at, SLOT_LEN)?;
-        assert!(at.is_multiple_of(SLOT_LEN) && at + SLOT_LEN <= self.map.words.len());
+        assert!(at.is_multiple_of(PAGE) && at + SLOT_LEN <= self.map.words.len());
         Ok(SlotMem(self.map.words.as_mut_ptr().wrapping_add(at).cast_const().cast()))
     }
 

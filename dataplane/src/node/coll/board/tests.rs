@@ -2,7 +2,11 @@
 
 use std::ops::Range;
 
+use barewire_driver::mem::IoBuf;
+use barewire_driver::mem::atomic::{AtomicOp, Datatype};
+
 use super::*;
+use crate::proto::coll::Shape;
 
 /// The mark that all members put.
 const MARK: u64 = 9;
@@ -24,6 +28,8 @@ impl Board for ReusedSlot {
     }
 
     fn put(&mut self, _: u32, _: u64, _: &Span, _: usize) {}
+
+    fn write(&mut self, _: u32, _: usize, _: (&IoBuf, usize), _: usize) {}
 
     fn mark(&self, rank: u32, _: u32) -> Option<u64> {
         (!self.is_reused || rank == 0).then_some(MARK)
