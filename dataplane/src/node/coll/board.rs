@@ -212,26 +212,31 @@ impl FirstCall {
     /// Advances the first call until it has to wait.
     #[inline(always)]
     fn step(&mut self, part: &Part, buffers: &CallBuffers) -> Step {
+        if part.rounds > 1 {
+            return cold(self.step_rounds(part, buffers));
+        }
+        self.step_round::<false>(part, buffers)
+    }
+
+    /// [`step`](Self::step) of a call of several rounds.
+    #[inline(never)]
+    fn step_rounds(&mut self, part: &Part, buffers: &CallBuffers) -> Step {
         loop {
-            match self.step_round(part, buffers) {
-                Step::Ended if part.rounds > 1 && cold(self.has_next_round(part)) => {}
-                step => return step,
+            let step = self.step_round::<true>(part, buffers);
+            if !matches!(step, Step::Ended) {
+                return step;
+            }
+            self.round = (self.round + 1) % part.rounds;
+            if self.round == 0 {
+                return Step::Ended;
             }
         }
     }
 
-    /// Begins the next round of a call. Returns whether there is one.
-    fn has_next_round(&mut self, part: &Part) -> bool {
-        self.round += 1;
-        if self.round == part.rounds {
-            self.round = 0;
-        }
-        self.round > 0
-    }
-
-    /// Advances a round of the first call until it has to wait.
+    /// Advances a round of the first call, which is its only one unless it has `MORE`, until it has
+    /// to wait.
     #[inline(always)]
-    fn step_round(&mut self, part: &Part, buffers: &CallBuffers) -> Step {
+    fn step_round<const MORE: bool>(&mut self, part: &Part, buffers: &CallBuffers) -> Step {
         let (number, (start, end)) = (self.number, part.needs);
         if !self.is_put {
             if !self.is_synced
@@ -240,7 +245,7 @@ impl FirstCall {
             {
                 return step;
             }
-            if part.rounds > 1 {
+            if MORE {
                 let (body, board) = (buffers.body.again(), (&mut self.board, number));
                 part.write_round(self.round, body, board, &self.space);
             }
@@ -263,7 +268,7 @@ impl FirstCall {
             }
             Outcome::Blocks => {
                 let (out, board) = (buffers.out.again(), (&self.board, number));
-                part.compute(self.round, out, board, &self.space);
+                part.compute(if MORE { self.round } else { 0 }, out, board, &self.space);
             }
         }
         if !matches!(part.result, Outcome::Nothing)

@@ -52,14 +52,17 @@ pub(in crate::node::coll) struct Part {
     /// The range of ranks whose contributions this member needs.
     pub(super) needs: (u32, u32),
     pub(super) result: Outcome,
+    /// This member gets a result of a call with blocks.
+    has_result: bool,
 }
 
-/// The computation of a member's result.
+/// What a member does when it has the contributions that it needs.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Outcome {
     Nothing,
     /// Reduction of one word of each member.
     Word(WordFold),
+    /// A computation with blocks.
     Blocks,
 }
 
@@ -136,6 +139,7 @@ impl Part {
         is_shared: false,
         needs: (0, 0),
         result: Outcome::Nothing,
+        has_result: false,
     };
 
     /// The part in the call with this number and this mark.
@@ -161,12 +165,16 @@ impl Part {
         };
         let is_word = (shape.count, shape.size) == (1, size_of::<u64>() as u64);
         let fold = reduce.filter(|_| is_word).and_then(|(op, ty)| word_fold(op, ty));
-        let result = match (kind, fold) {
-            (Kind::Barrier, _) => Outcome::Nothing,
-            (Kind::Broadcast, _) if me == root => Outcome::Nothing,
-            (Kind::Gather, _) if me != root => Outcome::Nothing,
-            (Kind::Reduce, _) if me != root && !is_shared => Outcome::Nothing,
-            (Kind::Allreduce | Kind::Reduce, Some(fold)) => Outcome::Word(fold),
+        let has_result = match kind {
+            Kind::Barrier => false,
+            Kind::Broadcast => me != root,
+            Kind::Gather | Kind::Reduce => me == root,
+            _ => true,
+        };
+        let result = match fold {
+            _ if rounds > 1 => Outcome::Blocks,
+            _ if !has_result => Outcome::Nothing,
+            Some(fold) if kind != Kind::ReduceScatter => Outcome::Word(fold),
             _ => Outcome::Blocks,
         };
         let part = Self {
@@ -178,6 +186,7 @@ impl Part {
             is_shared,
             needs,
             result,
+            has_result,
             ..by_messages
         };
         let len = if rounds == 1 { part.blocks() * block } else { 0 };
@@ -253,10 +262,8 @@ impl Part {
                 let share = self.share(s.me, len);
                 self.reduce((&space.share(), 0), (board, call, share.start), share.len(), space);
             }
-            (Stage::Exchange, kind) => {
-                if kind == Kind::Reduce && s.me != s.root {
-                    return;
-                }
+            _ if !self.has_result => {}
+            (Stage::Exchange, _) => {
                 for rank in 0..s.n {
                     let share = self.share(rank, len);
                     board.read(rank, call, 0, (out, at + share.start), share.len());
