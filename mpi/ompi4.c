@@ -579,7 +579,7 @@ static int register_component(void)
 		MCA_BASE_VAR_TYPE_INT, NULL, 0, 0, OPAL_INFO_LVL_5, MCA_BASE_VAR_SCOPE_READONLY,
 		&ours.priority);
 	/* Longest block with which it was faster on a node than Open MPI's collectives. */
-	coll.max_bytes = 512;
+	coll.max_bytes = 1 << 20;
 	mca_base_component_var_register(c, "max_bytes",
 		"Bytes of a block at most; calls with longer ones are left to other components",
 		MCA_BASE_VAR_TYPE_INT, NULL, 0, 0, OPAL_INFO_LVL_5, MCA_BASE_VAR_SCOPE_READONLY,

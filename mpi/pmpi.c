@@ -489,7 +489,7 @@ static void begin(void)
 
 	verbose = (int) setting("BAREWIRE_MPI_VERBOSE", 0);
 	/* Default as in Open MPI's component. */
-	coll.max_bytes = (int) setting("BAREWIRE_MPI_MAX_BYTES", 512);
+	coll.max_bytes = (int) setting("BAREWIRE_MPI_MAX_BYTES", 1 << 20);
 	PMPI_Query_thread(&level);
 	coll.threads = level == MPI_THREAD_MULTIPLE;
 	if (PMPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, free_comm_state, &keyval, NULL)

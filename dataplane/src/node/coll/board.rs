@@ -267,8 +267,9 @@ impl FirstCall {
                 assert!(is_set, "a result is as long as a block");
             }
             Outcome::Blocks => {
-                let (out, board) = (buffers.out.again(), (&self.board, number));
-                part.compute(if MORE { self.round } else { 0 }, out, board, &self.space);
+                let memory = (buffers.body.again(), buffers.out.again());
+                let (round, board) = (if MORE { self.round } else { 0 }, (&self.board, number));
+                part.compute(round, memory, board, &self.space);
             }
         }
         if !matches!(part.result, Outcome::Nothing)

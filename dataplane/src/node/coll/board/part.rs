@@ -85,24 +85,19 @@ enum Stage {
     Exchange,
 }
 
-/// Memory of a group for the reductions of a round.
+/// Memory of a group for reductions: this member's share of a slice, reduced, and at these places
+/// the first operand, the next one, and the sum so far, each of a [`CHUNK`].
 #[derive(Debug)]
 pub(super) struct Workspace(Scratch);
+
+const FIRST: usize = BODY_MAX;
+const OTHER: usize = FIRST + CHUNK;
+const SUM: usize = OTHER + CHUNK;
 
 impl Workspace {
     /// `None` if there is no memory.
     pub(super) fn new() -> Option<Self> {
-        Scratch::new(BODY_MAX + CHUNK).map(Self)
-    }
-
-    /// This member's share of a slice, reduced.
-    fn share(&self) -> IoBuf {
-        self.0.io()
-    }
-
-    /// The operand that was read from the board.
-    fn operand(&self) -> (IoBuf, usize) {
-        (self.0.io(), BODY_MAX)
+        Scratch::new(SUM + CHUNK).map(Self)
     }
 }
 
@@ -237,7 +232,7 @@ impl Part {
         let Round { at, len, stage } = self.round(i);
         if stage == Stage::Exchange {
             let share = self.share(self.shape.me, len).len();
-            return board.write(call, 0, (&space.share(), 0), share);
+            return board.write(call, 0, (&space.0.io(), 0), share);
         }
         let (block, body) = (self.shape.block() as usize, IoBuf::one(body));
         for b in 0..self.blocks() {
@@ -245,81 +240,127 @@ impl Part {
         }
     }
 
-    /// Computes what round `i` of a call with blocks adds to the result in `out`.
+    /// Computes what round `i` of a call with blocks adds to the result in `out`; `body` is this
+    /// member's contribution.
     #[inline(never)]
     pub(super) fn compute(
         &self,
         i: u32,
-        out: Span,
+        (body, out): (Span, Span),
         (board, call): (&AnyBoard, u32),
         space: &Workspace,
     ) {
         let (s, Round { at, len, stage }) = (&self.shape, self.round(i));
         let (block, out) = (s.block() as usize, &IoBuf::one(out));
-        let mine = s.me as usize * len;
+        let all = Contributions { board, call, body: &IoBuf::one(body), space: &space.0.io() };
+        // This member's block in what others put, and in its own contribution.
+        let (theirs, own) = (s.me as usize * len, s.me as usize * block + at);
         match (stage, s.kind) {
             (Stage::Reduce, _) => {
-                let share = self.share(s.me, len);
-                self.reduce((&space.share(), 0), (board, call, share.start), share.len(), space);
+                let Range { start, end } = self.share(s.me, len);
+                self.reduce((all.space, 0), &all, (start, at + start), end - start);
             }
             _ if !self.has_result => {}
             (Stage::Exchange, _) => {
                 for rank in 0..s.n {
-                    let share = self.share(rank, len);
-                    board.read(rank, call, 0, (out, at + share.start), share.len());
+                    let Range { start, end } = self.share(rank, len);
+                    let to = (out, at + start);
+                    if rank == s.me {
+                        all.space.copy_to(0, to.0, to.1, end - start);
+                    } else {
+                        board.read(rank, call, 0, to, end - start);
+                    }
                 }
             }
             (Stage::Whole, Kind::Barrier) => {}
             (Stage::Whole, Kind::Broadcast) => board.read(s.root, call, 0, (out, at), len),
-            (Stage::Whole, Kind::Scatter) => board.read(s.root, call, mine, (out, at), len),
+            (Stage::Whole, Kind::Scatter) => self.take(s.root, &all, (theirs, own), (out, at), len),
             (Stage::Whole, Kind::Allreduce | Kind::Reduce) => {
-                self.reduce((out, at), (board, call, 0), len, space);
+                self.reduce((out, at), &all, (0, at), len);
             }
             (Stage::Whole, Kind::ReduceScatter) => {
-                self.reduce((out, at), (board, call, mine), len, space);
+                self.reduce((out, at), &all, (theirs, own), len);
             }
             (Stage::Whole, Kind::Allgather | Kind::Gather | Kind::Alltoall) => {
-                let from = if s.kind == Kind::Alltoall { mine } else { 0 };
+                let from = if s.kind == Kind::Alltoall { (theirs, own) } else { (0, at) };
                 for rank in 0..s.n {
-                    board.read(rank, call, from, (out, rank as usize * block + at), len);
+                    self.take(rank, &all, from, (out, rank as usize * block + at), len);
                 }
             }
         }
     }
 
-    /// Reduces `len` bytes from `from` on of the members' data for a call, in the order of ranks.
+    /// Copies `len` bytes of the contribution of `rank` to the result: from offset `theirs` on of
+    /// what another member has put, or from `own` on of this member's, whose place on the board
+    /// stays in the caches of those who read it.
+    fn take(
+        &self,
+        rank: u32,
+        all: &Contributions<'_>,
+        (theirs, own): (usize, usize),
+        (out, to): (&IoBuf, usize),
+        len: usize,
+    ) {
+        if rank == self.shape.me {
+            all.body.copy_to(own, out, to, len);
+        } else {
+            all.board.read(rank, all.call, theirs, (out, to), len);
+        }
+    }
+
+    /// Reduces `len` bytes of the members' contributions, which begin at the offsets of
+    /// [`take`](Self::take), in the order of ranks. Every byte of this member's is read before the
+    /// result is written at its place, which may be the same memory.
     fn reduce(
         &self,
         (out, to): (&IoBuf, usize),
-        (board, call, from): (&AnyBoard, u32, usize),
+        all: &Contributions<'_>,
+        (theirs, own): (usize, usize),
         len: usize,
-        space: &Workspace,
     ) {
         let Some((op, ty)) = self.reduce else { unreachable!("only reductions compute") };
-        let (operand, operand_at) = space.operand();
+        let Shape { n, me, size, .. } = self.shape;
         for at in (0..len).step_by(CHUNK) {
             let part = CHUNK.min(len - at);
-            let count = part / self.shape.size as usize;
-            board.read(0, call, from + at, (out, to + at), part);
-            for rank in 1..self.shape.n {
-                board.read(rank, call, from + at, (&operand, operand_at), part);
-                let sum =
-                    out.combine(to + at, op, ty, count, (out, to + at), (&operand, operand_at));
-                assert!(sum.is_ok(), "a slice is in the result and in a body");
+            let operand = |rank: u32, place: usize| {
+                if rank == me {
+                    return (all.body, own + at);
+                }
+                all.board.read(rank, all.call, theirs + at, (all.space, place), part);
+                (all.space, place)
+            };
+            let mut sum = operand(0, FIRST);
+            for rank in 1..n {
+                let target = if rank == n - 1 { (out, to + at) } else { (all.space, SUM) };
+                let other = operand(rank, OTHER);
+                let count = part / size as usize;
+                let done = target.0.combine(target.1, op, ty, count, sum, other);
+                assert!(done.is_ok(), "a slice is in the result and in a body");
+                sum = target;
             }
         }
     }
+}
+
+/// The members' contributions to a round.
+struct Contributions<'a> {
+    board: &'a AnyBoard,
+    call: u32,
+    /// This member's contribution to the call.
+    body: &'a IoBuf,
+    /// The memory of a [`Workspace`].
+    space: &'a IoBuf,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const SUM: Option<(AtomicOp, Datatype)> = Some((AtomicOp::Sum, Datatype::Uint32));
+    const SUMS: Option<(AtomicOp, Datatype)> = Some((AtomicOp::Sum, Datatype::Uint32));
 
     fn part_of(kind: Kind, n: u32, me: u32, count: u64) -> Part {
         let shape = Shape { kind, n, me, root: 1, count, size: 4, in_place: false };
-        Part::of((1, 2), shape, SUM.filter(|_| kind.reduces()), true)
+        Part::of((1, 2), shape, SUMS.filter(|_| kind.reduces()), true)
     }
 
     /// Goal: the rounds of a call cover every byte of a block once, in order, in slices of whole
