@@ -1,10 +1,11 @@
 //! Shared memory through which the members of a group on one segment exchange up to
-//! [`BODY_MAX`] bytes per call.
+//! [`LONG_MAX`] bytes per call.
 //!
 //! Each member has a *slot* that it alone writes and all others read. What it *puts* there for call
-//! `n` of the group stays valid until its put for call `n + 2`. So before a put for call `n + 2`
-//! the member makes sure that all others have read its data of call `n`: that holds once all have
-//! put theirs for call `n + 1`.
+//! `n` of the group stays valid until its put for call `n + LEAVES`; a long contribution, which lies
+//! in one of two *areas*, until it [writes](Board::write) that of call `n + 2` or a later one of the
+//! same parity. Before either the member makes sure that all others have read what it overwrites:
+//! who has put something for a later call has.
 //!
 //! Nothing that a member writes is trusted: an unexpected call number is ignored, and bytes are
 //! copied out before they are used.
@@ -17,8 +18,14 @@ use crate::mem::{IoBuf, Span};
 /// Members of a group at most.
 pub const BOARD_MEMBERS_MAX: usize = 64;
 
-/// Bytes that a member puts in a call at most.
-pub const BODY_MAX: usize = 130_992;
+/// Calls whose contributions a slot holds.
+pub const LEAVES: u32 = 8;
+
+/// Bytes of a short contribution at most.
+pub const SHORT_MAX: usize = 2032;
+
+/// Bytes of a long contribution at most.
+pub const LONG_MAX: usize = 120_832;
 
 /// One member's view of the slots of its group. Members go by their rank, calls by their number,
 /// which wraps.
@@ -33,27 +40,33 @@ pub trait Board: Send + Debug {
     /// name is invalid or its member has been replaced; the board cannot be used then.
     fn attach(&mut self, group: u32, names: &[u64]) -> bool;
 
-    /// Puts `mark` and the first `len` bytes of `body`, at most [`BODY_MAX`], for `call`. Members
+    /// Puts `mark` and the first `len` bytes of `body`, at most [`SHORT_MAX`], for `call`. Members
     /// that sleep are woken.
     ///
     /// # Panics
-    /// If `body` is shorter than `len`, or `len` exceeds [`BODY_MAX`].
+    /// If `body` is shorter than `len`, or `len` exceeds [`SHORT_MAX`].
     fn put(&mut self, call: u32, mark: u64, body: &Span, len: usize);
 
-    /// Copies `len` bytes from `from_at` on of `from` to offset `at` of this member's data for
-    /// `call`. Others see them once [`put`](Self::put), with a `len` of 0, has followed.
+    /// Copies `len` bytes from an offset on of `from` to offset `at` of this member's area for
+    /// `call`. Others see them once [`put`](Self::put) has followed.
     ///
     /// # Panics
-    /// If `from` is shorter, or `at + len` exceeds [`BODY_MAX`].
+    /// If `from` is shorter, or `at + len` exceeds [`LONG_MAX`].
     fn write(&mut self, call: u32, at: usize, from: (&IoBuf, usize), len: usize);
 
-    /// The mark that `rank` has put for `call`; `None` if it has not, or has put something for the
-    /// call after the next.
+    /// The mark that `rank` has put for `call`; `None` if it has not, or has overwritten it.
     fn mark(&self, rank: u32, call: u32) -> Option<u64>;
 
-    /// Copies `len` bytes from offset `at` of the data of `rank` for `call` to offset `to_at` of
-    /// `to`, which has room for them. Valid only if the member's [mark](Self::mark) was seen.
+    /// Whether `rank` has overwritten what it put for `call`, by a later call.
+    fn is_past(&self, rank: u32, call: u32) -> bool;
+
+    /// Copies `len` bytes from offset `at` of the short contribution of `rank` for `call` to an
+    /// offset of `to`, which has room for them. Valid only if the member's [mark](Self::mark) was
+    /// seen.
     fn read(&self, rank: u32, call: u32, at: usize, to: (&IoBuf, usize), len: usize);
+
+    /// [`read`](Self::read) from a long contribution.
+    fn read_long(&self, rank: u32, call: u32, at: usize, to: (&IoBuf, usize), len: usize);
 
     /// The first 8 bytes of what [`read`](Self::read) copies.
     fn first_word(&self, rank: u32, call: u32) -> u64;

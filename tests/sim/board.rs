@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use barewire_driver::board::{BODY_MAX, Board};
+use barewire_driver::board::{Board, LEAVES, LONG_MAX, SHORT_MAX};
 use barewire_driver::mem::{IoBuf, Span};
 
 /// What a member has put for a call: the number, the mark, the bytes.
@@ -15,12 +15,24 @@ pub(crate) struct Leaf {
     stamp: u64,
     mark: u64,
     body: Vec<u8>,
-    /// Bytes that were written and not put.
-    written: Vec<u8>,
 }
 
-/// All slots of a node, two leaves each.
-pub(crate) type Slots = Arc<Mutex<Vec<[Leaf; 2]>>>;
+/// What a member has written: the call and the bytes.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Area {
+    stamp: u64,
+    body: Vec<u8>,
+}
+
+/// What a member has put and written for the last calls.
+#[derive(Debug, Default)]
+pub(crate) struct Slot {
+    leaves: [Leaf; LEAVES as usize],
+    areas: [Area; 2],
+}
+
+/// All slots of a node.
+pub(crate) type Slots = Arc<Mutex<Vec<Slot>>>;
 
 #[derive(Debug)]
 pub(crate) struct SimBoard {
@@ -44,7 +56,7 @@ impl SimBoard {
 
     fn leaf(&self, rank: u32, call: u32) -> Leaf {
         let all = self.slots.lock().expect("one thread");
-        all[self.members[rank as usize]][call as usize % 2].clone()
+        all[self.members[rank as usize]].leaves[(call % LEAVES) as usize].clone()
     }
 }
 
@@ -61,30 +73,29 @@ impl Board for SimBoard {
     }
 
     fn put(&mut self, call: u32, mark: u64, body: &Span, len: usize) {
-        assert!(len <= BODY_MAX && self.group != 0);
+        assert!(len <= SHORT_MAX && self.group != 0);
         let mut bytes = vec![0; len];
         IoBuf::one(body.again()).read_at(0, &mut bytes);
         let stamp = self.stamp(call);
         let mut all = self.slots.lock().expect("one thread");
-        let leaf = &mut all[self.own][call as usize % 2];
+        let leaf = &mut all[self.own].leaves[(call % LEAVES) as usize];
         // Never out of order, or what others read would be another call's.
-        assert!(leaf.stamp == 0 || leaf.stamp.wrapping_add(2) == stamp, "put twice or skipped");
-        assert!(len == 0 || leaf.written.is_empty(), "written and put");
-        if len == 0 {
-            bytes = std::mem::take(&mut leaf.written);
-        }
-        *leaf = Leaf { stamp, mark, body: bytes, written: Vec::new() };
+        let before = leaf.stamp.wrapping_add(LEAVES.into());
+        assert!(leaf.stamp == 0 || before == stamp, "put twice or skipped");
+        *leaf = Leaf { stamp, mark, body: bytes };
     }
 
     fn write(&mut self, call: u32, at: usize, (from, from_at): (&IoBuf, usize), len: usize) {
-        assert!(at + len <= BODY_MAX);
+        assert!(at + len <= LONG_MAX);
+        let stamp = self.stamp(call);
         let mut all = self.slots.lock().expect("one thread");
-        let leaf = &mut all[self.own][call as usize % 2];
-        // What was there cannot be read any more.
-        leaf.body.clear();
-        let written = &mut leaf.written;
-        written.resize(written.len().max(at + len), 0);
-        from.read_at(from_at, &mut written[at..at + len]);
+        let area = &mut all[self.own].areas[call as usize % 2];
+        // What was there for an earlier call cannot be read any more.
+        if area.stamp != stamp {
+            *area = Area { stamp, body: Vec::new() };
+        }
+        area.body.resize(area.body.len().max(at + len), 0);
+        from.read_at(from_at, &mut area.body[at..at + len]);
     }
 
     fn mark(&self, rank: u32, call: u32) -> Option<u64> {
@@ -96,6 +107,18 @@ impl Board for SimBoard {
         let leaf = self.leaf(rank, call);
         assert!(leaf.stamp == self.stamp(call), "what is taken was put over");
         to.write_at(to_at, &leaf.body[at..at + len]);
+    }
+
+    fn is_past(&self, rank: u32, call: u32) -> bool {
+        let (stamp, own) = (self.leaf(rank, call).stamp, self.stamp(call));
+        stamp >> 32 == own >> 32 && (stamp as u32).wrapping_sub(call) as i32 > 0
+    }
+
+    fn read_long(&self, rank: u32, call: u32, at: usize, (to, to_at): (&IoBuf, usize), len: usize) {
+        let all = self.slots.lock().expect("one thread");
+        let area = &all[self.members[rank as usize]].areas[call as usize % 2];
+        assert!(area.stamp == self.stamp(call), "what is taken was written over");
+        to.write_at(to_at, &area.body[at..at + len]);
     }
 
     fn first_word(&self, rank: u32, call: u32) -> u64 {

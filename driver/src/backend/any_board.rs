@@ -81,9 +81,17 @@ impl Board for AnyBoard {
         with!(&self.0, board => board.mark(rank, call))
     }
 
+    fn is_past(&self, rank: u32, call: u32) -> bool {
+        with!(&self.0, board => board.is_past(rank, call))
+    }
+
     #[inline(always)]
     fn read(&self, rank: u32, call: u32, at: usize, to: (&IoBuf, usize), len: usize) {
         with!(&self.0, board => board.read(rank, call, at, to, len));
+    }
+
+    fn read_long(&self, rank: u32, call: u32, at: usize, to: (&IoBuf, usize), len: usize) {
+        with!(&self.0, board => board.read_long(rank, call, at, to, len));
     }
 
     #[inline(always)]

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use barewire_dataplane::error::Error;
 use barewire_dataplane::node::{CollKind, JoinModel};
-use barewire_driver::board::BODY_MAX;
+use barewire_driver::board::LONG_MAX;
 use barewire_driver::mem::atomic::{AtomicOp, Datatype, reduces};
 
 use super::{for_seeds, nightly};
@@ -160,7 +160,7 @@ fn calls_of_several_rounds_are_right() {
         for kind in CollKind::ALL.into_iter().filter(|&kind| kind != CollKind::Barrier) {
             let many =
                 matches!(kind, CollKind::Alltoall | CollKind::ReduceScatter | CollKind::Scatter);
-            let slice = if many { BODY_MAX / n } else { BODY_MAX } / 64 * 8;
+            let slice = if many { LONG_MAX / n } else { LONG_MAX } / 64 * 8;
             let counts = [slice - 1, slice, slice + 1, 3 * slice - 9, 8 << 7, (8 << 7) + n];
             for (i, &count) in counts.iter().enumerate() {
                 let call = Call::of(kind, (seed as usize + i) % n, count, seed << 8 | i as u64);

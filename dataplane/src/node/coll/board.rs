@@ -17,7 +17,7 @@
 use std::collections::VecDeque;
 
 use barewire_driver::backend::any_board::AnyBoard;
-use barewire_driver::board::{BOARD_MEMBERS_MAX, Board};
+use barewire_driver::board::{BOARD_MEMBERS_MAX, Board, LEAVES};
 use barewire_driver::hint::{cold, outlined};
 use barewire_driver::mem::Span;
 use barewire_driver::port::Station;
@@ -79,10 +79,12 @@ struct FirstCall {
     round: u32,
     /// The first rank whose contribution has not been seen in the present step.
     next: u32,
-    /// All members are known to have put their contribution to the previous call.
-    is_synced: bool,
-    /// The mark that this member put for the previous call.
-    last_mark: u64,
+    /// The last round to which all members are known to have put their contribution, and the one
+    /// that they are waited for to put if this member's contribution has no room before.
+    synced: u32,
+    goal: u32,
+    /// The marks that this member put for the last rounds, by their number modulo [`LEAVES`].
+    marks: [u64; LEAVES as usize],
     /// Time of the last check for late members, if the call was seen to wait, and the peers that
     /// are watched for it.
     since: Option<Instant>,
@@ -139,9 +141,9 @@ impl Calls {
             is_put: false,
             round: 0,
             next: 0,
-            // There is no previous call whose contributions are still to be read.
-            is_synced: true,
-            last_mark: 0,
+            synced: 0,
+            goal: 0,
+            marks: [0; LEAVES as usize],
             since: None,
             watched: Vec::new(),
             words: vec![0; members].into(),
@@ -212,13 +214,13 @@ impl FirstCall {
     /// Advances the first call until it has to wait.
     #[inline(always)]
     fn step(&mut self, part: &Part, buffers: &CallBuffers) -> Step {
-        if part.rounds > 1 {
+        if part.is_long {
             return cold(self.step_rounds(part, buffers));
         }
         self.step_round::<false>(part, buffers)
     }
 
-    /// [`step`](Self::step) of a call of several rounds.
+    /// [`step`](Self::step) of a call with long contributions.
     #[inline(never)]
     fn step_rounds(&mut self, part: &Part, buffers: &CallBuffers) -> Step {
         loop {
@@ -233,19 +235,21 @@ impl FirstCall {
         }
     }
 
-    /// Advances a round of the first call, which is its only one unless it has `MORE`, until it has
-    /// to wait.
+    /// Advances a round of the first call, which is the only one of a short call, until it has to
+    /// wait.
     #[inline(always)]
-    fn step_round<const MORE: bool>(&mut self, part: &Part, buffers: &CallBuffers) -> Step {
+    fn step_round<const LONG: bool>(&mut self, part: &Part, buffers: &CallBuffers) -> Step {
         let (number, (start, end)) = (self.number, part.needs);
         if !self.is_put {
-            if !self.is_synced
+            // Rounds whose contributions have room on the board.
+            let depth = if LONG { 2 } else { LEAVES };
+            if number.wrapping_sub(self.synced) >= depth
                 && !planted(Bug::ContributionOverwritten)
-                && let Some(step) = self.sync()
+                && let Some(step) = self.sync(number.wrapping_sub(depth / 2))
             {
                 return step;
             }
-            if MORE {
+            if LONG {
                 let (body, board) = (buffers.body.again(), (&mut self.board, number));
                 part.write_round(self.round, body, board, &self.space);
             }
@@ -268,7 +272,7 @@ impl FirstCall {
             }
             Outcome::Blocks => {
                 let memory = (buffers.body.again(), buffers.out.again());
-                let (round, board) = (if MORE { self.round } else { 0 }, (&self.board, number));
+                let (round, board) = (if LONG { self.round } else { 0 }, (&self.board, number));
                 part.compute(round, memory, board, &self.space);
             }
         }
@@ -280,45 +284,47 @@ impl FirstCall {
             return cold(Step::Waits);
         }
         self.board.done(number);
-        self.is_synced = (start, end) == (0, self.words.len() as u32);
-        self.last_mark = part.mark;
+        if (start, end) == (0, self.words.len() as u32) {
+            self.synced = number;
+        }
+        self.marks[(number % LEAVES) as usize] = part.mark;
         (self.number, self.is_put, self.next) = (number.wrapping_add(1), false, 0);
         self.since = None;
         Step::Ended
     }
 
-    /// Waits until all members have put their contribution to the previous call: a contribution
-    /// overwrites the one to the call before that. Returns a step if the call cannot proceed.
+    /// Waits until all members have put their contribution to the earlier round `goal`, and so have
+    /// read those to the rounds before it. Returns a step if the call cannot proceed.
     #[inline(never)]
-    fn sync(&mut self) -> Option<Step> {
-        let last = self.number.wrapping_sub(1);
+    fn sync(&mut self, goal: u32) -> Option<Step> {
+        self.goal = goal;
+        let own = self.marks[(goal % LEAVES) as usize];
         while self.next < self.words.len() as u32 {
-            match self.board.mark(self.next, last) {
-                Some(mark) if mark != self.last_mark => return Some(Step::Disagree),
-                None if self.board.mark(self.next, self.number).is_none() => {
-                    return Some(Step::Waits);
-                }
+            match self.board.mark(self.next, goal) {
+                Some(mark) if mark != own => return Some(Step::Disagree),
+                None if !self.board.is_past(self.next, goal) => return Some(Step::Waits),
                 _ => self.next += 1,
             }
         }
+        self.synced = goal;
         None
+    }
+
+    /// Whether `rank` has put its contribution to the round that it is waited for in.
+    fn has_put(&self, rank: u32) -> bool {
+        if self.is_put {
+            return self.board.mark(rank, self.number).is_some();
+        }
+        self.board.mark(rank, self.goal).is_some() || self.board.is_past(rank, self.goal)
     }
 
     /// Whether the awaited member has put its contribution.
     fn can_proceed(&self) -> bool {
-        let last = self.number.wrapping_sub(1);
-        self.board.mark(self.next, self.number).is_some()
-            || !self.is_put && self.board.mark(self.next, last).is_some()
+        self.has_put(self.next)
     }
 
     fn awaits(&self, part: &Part, rank: u32) -> bool {
-        if self.board.mark(rank, self.number).is_some() {
-            return false;
-        }
-        if !self.is_put {
-            return self.board.mark(rank, self.number.wrapping_sub(1)).is_none();
-        }
-        (part.needs.0..part.needs.1).contains(&rank)
+        !self.has_put(rank) && (!self.is_put || (part.needs.0..part.needs.1).contains(&rank))
     }
 
     /// Whether the check for late members is due.

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use barewire_driver::backend::any_board::AnyBoard;
-use barewire_driver::board::Board;
+use barewire_driver::board::{Board, LEAVES};
 use barewire_driver::mem::Span;
 use barewire_driver::mem::atomic::{AtomicOp, Datatype};
 
@@ -17,14 +17,13 @@ struct Leaf {
     call: u32,
     mark: u64,
     body: Vec<u8>,
-    /// Bytes that were written and not put.
-    written: Vec<u8>,
 }
 
-/// A member's leaves, and the last call of which it needs nothing any more.
+/// A member's leaves and areas, and the last call of which it needs nothing any more.
 #[derive(Debug, Default)]
 struct Slot {
-    leaves: [Leaf; 2],
+    leaves: [Leaf; LEAVES as usize],
+    areas: [Vec<u8>; 2],
     done: u32,
 }
 
@@ -46,7 +45,8 @@ impl Shared {
     }
 
     fn leaf(&self, rank: u32, call: u32) -> Leaf {
-        self.slots.lock().unwrap()[self.members[rank as usize]].leaves[call as usize % 2].clone()
+        let slot = &self.slots.lock().unwrap()[self.members[rank as usize]];
+        slot.leaves[(call % LEAVES) as usize].clone()
     }
 }
 
@@ -64,17 +64,13 @@ impl Board for Shared {
         let mut bytes = vec![0; len];
         IoBuf::one(body.again()).read_at(0, &mut bytes);
         let mut all = self.slots.lock().unwrap();
-        let leaf = &mut all[self.own].leaves[call as usize % 2];
-        if len == 0 {
-            bytes = std::mem::take(&mut leaf.written);
-        }
-        *leaf = Leaf { call, mark, body: bytes, written: Vec::new() };
+        all[self.own].leaves[(call % LEAVES) as usize] = Leaf { call, mark, body: bytes };
     }
 
     fn write(&mut self, call: u32, at: usize, (from, from_at): (&IoBuf, usize), len: usize) {
-        let leaf = &mut self.slots.lock().unwrap()[self.own].leaves[call as usize % 2];
-        leaf.written.resize(leaf.written.len().max(at + len), 0);
-        from.read_at(from_at, &mut leaf.written[at..at + len]);
+        let area = &mut self.slots.lock().unwrap()[self.own].areas[call as usize % 2];
+        area.resize(area.len().max(at + len), 0);
+        from.read_at(from_at, &mut area[at..at + len]);
     }
 
     fn mark(&self, rank: u32, call: u32) -> Option<u64> {
@@ -86,6 +82,16 @@ impl Board for Shared {
         let leaf = self.leaf(rank, call);
         assert_eq!(leaf.call, call, "what is taken was put over");
         to.write_at(to_at, &leaf.body[at..at + len]);
+    }
+
+    fn is_past(&self, rank: u32, call: u32) -> bool {
+        self.leaf(rank, call).call > call
+    }
+
+    fn read_long(&self, rank: u32, call: u32, at: usize, (to, to_at): (&IoBuf, usize), len: usize) {
+        assert_eq!(self.leaf(rank, call).call, call, "what is taken was put over");
+        let slot = &self.slots.lock().unwrap()[self.members[rank as usize]];
+        to.write_at(to_at, &slot.areas[call as usize % 2][at..at + len]);
     }
 
     fn first_word(&self, rank: u32, call: u32) -> u64 {

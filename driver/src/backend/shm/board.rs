@@ -10,11 +10,11 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::fence;
 use std::sync::{Arc, PoisonError};
 
-use super::layout::{DONE, LEAF_LEN, SLOTS};
+use super::layout::{AREAS, DONE, LEAF_LEN, SLOTS};
 use super::segment::{SleepWord, SlotMem};
 use super::slots::{GroupMember, LEFT_GROUP, RetiredSlot};
 use super::wait::{Shared, wake_member};
-use crate::board::{BODY_MAX, Board};
+use crate::board::{Board, LEAVES, LONG_MAX, SHORT_MAX};
 use crate::mem::{IoBuf, Span};
 
 /// Offsets of the mark and the bytes in a leaf, behind its stamp.
@@ -59,7 +59,7 @@ impl ShmBoard {
         };
         drop(slots);
         // Data of an earlier group must match no call of this one.
-        for at in [0, LEAF_LEN, DONE] {
+        for at in (0..=DONE).step_by(LEAF_LEN) {
             own.word(at).store(0, Release);
         }
         // Readers of later data see the above, and the place's new holder.
@@ -78,7 +78,31 @@ impl ShmBoard {
     /// Offset in a slot of the data for `call`.
     #[inline(always)]
     fn leaf(call: u32) -> usize {
-        (call as usize & 1) * LEAF_LEN
+        (call % LEAVES) as usize * LEAF_LEN
+    }
+
+    /// Offset in a slot of byte `at` of the long contribution to `call`.
+    #[inline(always)]
+    fn area(call: u32, at: usize) -> usize {
+        AREAS + (call as usize & 1) * LONG_MAX + at
+    }
+
+    /// Copies `len` bytes from offset `from` of the slot of `rank` to an offset of `to`.
+    #[inline(always)]
+    fn copy(&self, rank: u32, from: usize, (to, to_at): (&IoBuf, usize), len: usize) {
+        let from = self.members[rank as usize].mem.bytes(from, len);
+        // SAFETY: as many bytes of a slot, which the group keeps mapped, and no application memory.
+        // That its member may write them meanwhile is D2.
+        unsafe { to.write_from_raw(to_at, from, len) }
+    }
+
+    /// Copies `len` bytes from an offset of `from` to offset `to` of our slot.
+    #[inline(always)]
+    fn fill(&mut self, to: usize, (from, from_at): (&IoBuf, usize), len: usize) {
+        let to = self.own.bytes(to, len);
+        // SAFETY: as many bytes of our slot, which is mapped, and no application memory. Members
+        // read them only after the stamp; that one might before is D2.
+        unsafe { from.read_to_raw(from_at, to, len) }
     }
 
     #[inline(always)]
@@ -150,14 +174,14 @@ impl Board for ShmBoard {
 
     #[inline(always)]
     fn put(&mut self, call: u32, mark: u64, body: &Span, len: usize) {
-        assert!(len <= BODY_MAX && len <= body.len());
+        assert!(len <= SHORT_MAX && len <= body.len());
         let leaf = Self::leaf(call);
         if len == 8
             && let Some(word) = body.word_at(0)
         {
             self.own.word(leaf + BODY).store(word.to_le(), Relaxed);
         } else if len > 0 {
-            self.write(call, 0, (&IoBuf::one(body.again()), 0), len);
+            self.fill(leaf + BODY, (&IoBuf::one(body.again()), 0), len);
         }
         self.own.word(leaf + MARK).store(mark, Relaxed);
         // Release: a reader that sees the stamp sees the data.
@@ -171,12 +195,9 @@ impl Board for ShmBoard {
     }
 
     #[inline]
-    fn write(&mut self, call: u32, at: usize, (from, from_at): (&IoBuf, usize), len: usize) {
-        assert!(at <= BODY_MAX && len <= BODY_MAX - at);
-        let to = self.own.bytes(Self::leaf(call) + BODY + at, len);
-        // SAFETY: as many bytes of our slot, which is mapped, and no application memory. Members
-        // read them only after the stamp; that one might before is D2.
-        unsafe { from.read_to_raw(from_at, to, len) }
+    fn write(&mut self, call: u32, at: usize, from: (&IoBuf, usize), len: usize) {
+        assert!(at <= LONG_MAX && len <= LONG_MAX - at);
+        self.fill(Self::area(call, at), from, len);
     }
 
     #[inline]
@@ -186,13 +207,21 @@ impl Board for ShmBoard {
         is_put.then(|| mem.word(leaf + MARK).load(Relaxed))
     }
 
+    fn is_past(&self, rank: u32, call: u32) -> bool {
+        let stamp = self.members[rank as usize].mem.word(Self::leaf(call)).load(Acquire);
+        (stamp >> 32) as u32 == self.group && (stamp as u32).wrapping_sub(call) as i32 > 0
+    }
+
     #[inline]
-    fn read(&self, rank: u32, call: u32, at: usize, (to, to_at): (&IoBuf, usize), len: usize) {
-        assert!(at <= BODY_MAX && len <= BODY_MAX - at);
-        let from = self.members[rank as usize].mem.bytes(Self::leaf(call) + BODY + at, len);
-        // SAFETY: as many bytes of a slot, which the group keeps mapped, and no application memory.
-        // That its member may write them meanwhile is D2.
-        unsafe { to.write_from_raw(to_at, from, len) }
+    fn read(&self, rank: u32, call: u32, at: usize, to: (&IoBuf, usize), len: usize) {
+        assert!(at <= SHORT_MAX && len <= SHORT_MAX - at);
+        self.copy(rank, Self::leaf(call) + BODY + at, to, len);
+    }
+
+    #[inline]
+    fn read_long(&self, rank: u32, call: u32, at: usize, to: (&IoBuf, usize), len: usize) {
+        assert!(at <= LONG_MAX && len <= LONG_MAX - at);
+        self.copy(rank, Self::area(call, at), to, len);
     }
 
     #[inline]

@@ -24,12 +24,14 @@
 //! links    to receiver r at r * groups * 4096, a page for each group of senders, allocated when
 //!          one of them opens its link; of sender s at + s * 64:
 //!          +0   tx_open    +8   tx_inc   +16  rx_inc   +24  rx_open   +32  head
-//! boards   of member m at m * 32 * 65536: its slots, 64 KiB each, allocated when first used and
+//! boards   of member m at m * 32 * 262144: its slots, 256 KiB each, allocated when first used and
 //!          kept with the place. The member writes, others read:
-//!          +0   of calls with an even number: group << 32 | number, +8 mark, +16 bytes
-//!          +32704  of those with an odd one, alike
-//!          +65408  group << 32 | number of the last call that the member has finished reading;
-//!          2^32 - 1 when the member has left the group
+//!          +0   a leaf of 2048 bytes for each of eight calls in a row: of number n at
+//!               n modulo 8: group << 32 | n, +8 mark, +16 a short contribution
+//!          +16384  group << 32 | number of the last call that the member has finished reading;
+//!               2^32 - 1 when the member has left the group
+//!          +20480  two areas of 120832 bytes: a long contribution to a call with an even number,
+//!               and to one with an odd one
 //! data     ring of (s, r) at (r * members + s) * ring_len, allocated while the link is open: a
 //!          short beginning first, the rest when the ring grows
 //! ```
@@ -37,7 +39,7 @@
 //! A page that is not allocated is never touched: for want of memory that would be SIGBUS.
 
 use super::ring::slot_len;
-use crate::board::BODY_MAX;
+use crate::board::{LEAVES, LONG_MAX, SHORT_MAX};
 
 /// "barewire" read as a little-endian number.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"barewire");
@@ -68,12 +70,14 @@ const _: () = assert!(GROUP * LINK_LEN == PAGE);
 pub(super) const SLOTS: usize = 32;
 /// Bytes of a slot.
 pub(super) const SLOT_LEN: usize = 256 << 10;
-/// Bytes of a leaf: a slot's first leaf is for calls with even numbers, the second for odd ones.
-pub(super) const LEAF_LEN: usize = 131_008;
+/// Bytes of a leaf.
+pub(super) const LEAF_LEN: usize = 2048;
 /// Offset in a slot of the last call that its member has finished reading.
-pub(super) const DONE: usize = 2 * LEAF_LEN;
-const _: () = assert!(LEAF_LEN == 16 + BODY_MAX && LEAF_LEN.is_multiple_of(64));
-const _: () = assert!(DONE + 64 <= SLOT_LEN);
+pub(super) const DONE: usize = LEAVES as usize * LEAF_LEN;
+/// Offset in a slot of its areas.
+pub(super) const AREAS: usize = DONE + PAGE;
+const _: () = assert!(LEAVES.is_power_of_two() && LEAF_LEN == 16 + SHORT_MAX);
+const _: () = assert!(AREAS + 2 * LONG_MAX == SLOT_LEN && LONG_MAX.is_multiple_of(64));
 
 /// Smallest and largest ring: a quarter has to hold a frame of the least MTU, and the file's size
 /// has to stay a number that the kernel takes (2^20 rings below 2^63).

@@ -9,7 +9,7 @@
 use std::ops::Range;
 
 use barewire_driver::backend::any_board::AnyBoard;
-use barewire_driver::board::{BODY_MAX, Board};
+use barewire_driver::board::{Board, LONG_MAX, SHORT_MAX};
 use barewire_driver::mem::atomic::{AtomicOp, Datatype, WordFold, word_fold};
 use barewire_driver::mem::{IoBuf, Scratch, Span};
 
@@ -41,7 +41,9 @@ pub(in crate::node::coll) struct Part {
     reduce: Option<(AtomicOp, Datatype)>,
     /// The call goes through the board.
     pub(in crate::node::coll) by_board: bool,
-    /// Bytes of the contribution, if the call takes one round.
+    /// Some member has a long contribution, which is written in rounds.
+    pub(super) is_long: bool,
+    /// Bytes of the contribution to a call that is not long.
     pub(super) len: usize,
     /// Rounds of the call.
     pub(super) rounds: u32,
@@ -90,7 +92,7 @@ enum Stage {
 #[derive(Debug)]
 pub(super) struct Workspace(Scratch);
 
-const FIRST: usize = BODY_MAX;
+const FIRST: usize = LONG_MAX;
 const OTHER: usize = FIRST + CHUNK;
 const SUM: usize = OTHER + CHUNK;
 
@@ -116,7 +118,7 @@ fn slice_of(shape: &Shape) -> Option<usize> {
     let (block, blocks) = (shape.block() as usize, most_blocks(shape));
     let len = block * blocks;
     let by_messages = shape.n == 2 && len > PAIR_MAX;
-    let slice = if len <= BODY_MAX { block } else { BODY_MAX / blocks / UNIT * UNIT };
+    let slice = if len <= LONG_MAX { block } else { LONG_MAX / blocks / UNIT * UNIT };
     (!by_messages).then_some(slice)
 }
 
@@ -128,6 +130,7 @@ impl Part {
         shape: Shape::NONE,
         reduce: None,
         by_board: false,
+        is_long: false,
         len: 0,
         rounds: 1,
         slice: 0,
@@ -167,7 +170,7 @@ impl Part {
             _ => true,
         };
         let result = match fold {
-            _ if rounds > 1 => Outcome::Blocks,
+            _ if is_shared => Outcome::Blocks,
             _ if !has_result => Outcome::Nothing,
             Some(fold) if kind != Kind::ReduceScatter => Outcome::Word(fold),
             _ => Outcome::Blocks,
@@ -176,6 +179,7 @@ impl Part {
             shape,
             reduce,
             by_board: true,
+            is_long: rounds > 1 || slice * most_blocks(&shape) > SHORT_MAX,
             rounds,
             slice,
             is_shared,
@@ -184,7 +188,7 @@ impl Part {
             has_result,
             ..by_messages
         };
-        let len = if rounds == 1 { part.blocks() * block } else { 0 };
+        let len = if part.is_long { 0 } else { part.blocks() * block };
         Self { len, ..part }
     }
 
@@ -220,7 +224,7 @@ impl Part {
         bound(rank)..bound(rank + 1)
     }
 
-    /// Writes what this member puts in round `i` of a call of several, the contribution in `body`.
+    /// Writes what this member puts in round `i` of a long call, whose contribution is `body`.
     #[inline(never)]
     pub(super) fn write_round(
         &self,
@@ -252,7 +256,8 @@ impl Part {
     ) {
         let (s, Round { at, len, stage }) = (&self.shape, self.round(i));
         let (block, out) = (s.block() as usize, &IoBuf::one(out));
-        let all = Contributions { board, call, body: &IoBuf::one(body), space: &space.0.io() };
+        let (body, space) = (&IoBuf::one(body), &space.0.io());
+        let all = Contributions { board, call, is_long: self.is_long, body, space };
         // This member's block in what others put, and in its own contribution.
         let (theirs, own) = (s.me as usize * len, s.me as usize * block + at);
         match (stage, s.kind) {
@@ -268,12 +273,12 @@ impl Part {
                     if rank == s.me {
                         all.space.copy_to(0, to.0, to.1, end - start);
                     } else {
-                        board.read(rank, call, 0, to, end - start);
+                        all.read(rank, 0, to, end - start);
                     }
                 }
             }
             (Stage::Whole, Kind::Barrier) => {}
-            (Stage::Whole, Kind::Broadcast) => board.read(s.root, call, 0, (out, at), len),
+            (Stage::Whole, Kind::Broadcast) => all.read(s.root, 0, (out, at), len),
             (Stage::Whole, Kind::Scatter) => self.take(s.root, &all, (theirs, own), (out, at), len),
             (Stage::Whole, Kind::Allreduce | Kind::Reduce) => {
                 self.reduce((out, at), &all, (0, at), len);
@@ -304,7 +309,7 @@ impl Part {
         if rank == self.shape.me {
             all.body.copy_to(own, out, to, len);
         } else {
-            all.board.read(rank, all.call, theirs, (out, to), len);
+            all.read(rank, theirs, (out, to), len);
         }
     }
 
@@ -326,7 +331,7 @@ impl Part {
                 if rank == me {
                     return (all.body, own + at);
                 }
-                all.board.read(rank, all.call, theirs + at, (all.space, place), part);
+                all.read(rank, theirs + at, (all.space, place), part);
                 (all.space, place)
             };
             let mut sum = operand(0, FIRST);
@@ -346,10 +351,22 @@ impl Part {
 struct Contributions<'a> {
     board: &'a AnyBoard,
     call: u32,
+    is_long: bool,
     /// This member's contribution to the call.
     body: &'a IoBuf,
     /// The memory of a [`Workspace`].
     space: &'a IoBuf,
+}
+
+impl Contributions<'_> {
+    /// Copies `len` bytes from offset `at` of what `rank` has put.
+    fn read(&self, rank: u32, at: usize, to: (&IoBuf, usize), len: usize) {
+        if self.is_long {
+            self.board.read_long(rank, self.call, at, to, len);
+        } else {
+            self.board.read(rank, self.call, at, to, len);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -382,7 +399,7 @@ mod tests {
                     let is_second = part.is_shared && i % 2 == 1;
                     assert_eq!(stage == Stage::Exchange, is_second);
                     assert_eq!(at + if is_second { len } else { 0 }, end, "{kind:?} {n} {count}");
-                    assert!(len.is_multiple_of(4) && len * most_blocks(&part.shape) <= BODY_MAX);
+                    assert!(len.is_multiple_of(4) && len * most_blocks(&part.shape) <= LONG_MAX);
                     assert!(len > 0 || count == 0 || kind == Kind::Barrier);
                     end = at + len;
                     let mut share_end = 0;

@@ -35,7 +35,13 @@ impl Board for ReusedSlot {
         (!self.is_reused || rank == 0).then_some(MARK)
     }
 
+    fn is_past(&self, _: u32, _: u32) -> bool {
+        false
+    }
+
     fn read(&self, _: u32, _: u32, _: usize, _: (&IoBuf, usize), _: usize) {}
+
+    fn read_long(&self, _: u32, _: u32, _: usize, _: (&IoBuf, usize), _: usize) {}
 
     fn first_word(&self, _: u32, _: u32) -> u64 {
         0

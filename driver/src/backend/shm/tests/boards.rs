@@ -1,7 +1,7 @@
 //! What the members of a group put for each other.
 
 use super::*;
-use crate::board::{BODY_MAX, Board};
+use crate::board::{Board, LEAVES, LONG_MAX, SHORT_MAX};
 use crate::mem::Span;
 
 const GROUP: u32 = 7;
@@ -40,8 +40,8 @@ fn data_that_a_member_puts_is_read_by_all() {
     let settings = small();
     let mut ports = [open(&settings), open(&settings), open(&settings)];
     let mut boards = met(&mut ports);
-    let bytes: Vec<u8> = (0..BODY_MAX).map(|i| (i * 7 + i / 256) as u8).collect();
-    let lens = (0..=80).chain([1000, BODY_MAX - 1, BODY_MAX]);
+    let bytes: Vec<u8> = (0..SHORT_MAX).map(|i| (i * 7 + i / 256) as u8).collect();
+    let lens = (0..=80).chain([1000, SHORT_MAX - 1, SHORT_MAX]);
     for (i, len) in (0..).zip(lens) {
         // Numbers wrap.
         let call = 0_u32.wrapping_sub(30).wrapping_add(i);
@@ -50,7 +50,7 @@ fn data_that_a_member_puts_is_read_by_all() {
         boards[by].put(call, u64::from(call) + 5, &span(&bytes), len);
         for board in &boards {
             assert_eq!(board.mark(by as u32, call), Some(u64::from(call) + 5), "{len}");
-            assert_eq!(board.mark(by as u32, call.wrapping_add(2)), None);
+            assert_eq!(board.mark(by as u32, call.wrapping_add(LEAVES)), None);
             assert_eq!(taken(board, by as u32, call, 0, len), bytes[..len]);
             let at = len / 3;
             assert_eq!(taken(board, by as u32, call, at, len - at), bytes[at..len]);
@@ -60,12 +60,49 @@ fn data_that_a_member_puts_is_read_by_all() {
             }
         }
     }
-    boards[0].put(10, 1, &span(&bytes), 9);
-    boards[0].put(11, 2, &span(&bytes[9..]), 70);
-    assert_eq!((boards[1].mark(0, 10), boards[1].mark(0, 11)), (Some(1), Some(2)));
-    assert_eq!(taken(&boards[1], 0, 10, 0, 9), bytes[..9]);
-    boards[0].put(12, 3, &span(&bytes), 0);
-    assert_eq!((boards[1].mark(0, 10), boards[1].mark(0, 12)), (None, Some(3)));
+    boards[0].put(110, 1, &span(&bytes), 9);
+    boards[0].put(111, 2, &span(&bytes[9..]), 70);
+    assert_eq!((boards[1].mark(0, 110), boards[1].mark(0, 111)), (Some(1), Some(2)));
+    assert_eq!(taken(&boards[1], 0, 110, 0, 9), bytes[..9]);
+    assert!(!boards[1].is_past(0, 110) && !boards[1].is_past(0, 112));
+    boards[0].put(110 + LEAVES, 3, &span(&bytes), 0);
+    assert_eq!((boards[1].mark(0, 110), boards[1].mark(0, 110 + LEAVES)), (None, Some(3)));
+    assert!(boards[1].is_past(0, 110) && !boards[1].is_past(0, 110 + LEAVES));
+}
+
+/// Goal: a long contribution is read by all as it was written, in pieces from and to any place,
+/// beside that to the call before, and no byte outside of it is written or read.
+#[test]
+fn long_contributions_are_read_by_all() {
+    let settings = small();
+    let mut ports = [open(&settings), open(&settings)];
+    let mut boards = met(&mut ports);
+    let bytes: Vec<u8> = (0..LONG_MAX + 9).map(|i| (i * 7 + i / 256) as u8).collect();
+    let memory = IoBuf::leaked(&bytes);
+    for (call, cut) in [(u32::MAX, 0), (0, 1), (1, 4097), (2, LONG_MAX)] {
+        let shift = call.wrapping_add(2) as usize;
+        boards[0].write(call, cut, (&memory, shift + cut), LONG_MAX - cut);
+        boards[0].write(call, 0, (&memory, shift), cut);
+        assert_eq!(boards[1].mark(0, call), None);
+        boards[0].put(call, 5, &Span::EMPTY, 0);
+        assert_eq!(boards[1].mark(0, call), Some(5));
+        for (board, at) in [(&boards[1], 0), (&boards[0], 0), (&boards[1], 777)] {
+            let (to, look) = IoBuf::leaked_pair(&vec![0x5a; LONG_MAX + 16]);
+            board.read_long(0, call, at, (&to, 8), LONG_MAX - at);
+            let mut read = vec![0; LONG_MAX + 16];
+            look.read_at(0, &mut read);
+            assert!(read[8..][..LONG_MAX - at] == bytes[shift + at..][..LONG_MAX - at], "{call}");
+            let mut around = read[..8].iter().chain(&read[LONG_MAX - at + 8..]);
+            assert!(around.all(|&b| b == 0x5a), "an overrun");
+        }
+        if call != u32::MAX {
+            let (to, look) = IoBuf::leaked_pair(&[0; 8]);
+            boards[1].read_long(0, call.wrapping_sub(1), LONG_MAX - 8, (&to, 0), 8);
+            let mut read = [0; 8];
+            look.read_at(0, &mut read);
+            assert_eq!(read, bytes[shift - 1 + LONG_MAX - 8..][..8], "the call before {call}");
+        }
+    }
 }
 
 /// Goal: members are collected up to the first that has put nothing for a call, or something else.
@@ -88,7 +125,7 @@ fn members_are_collected_up_to_one_that_lacks_or_differs() {
         assert_eq!((&words[..3], words[3]), (&all[..], 77));
         assert_eq!(boards[2].collect(1..3, call, 9, &mut words), (3, false));
         assert_eq!(boards[0].collect(2..2, call, 9, &mut words), (2, false));
-        assert_eq!(boards[1].collect(0..4, call.wrapping_add(2), 9, &mut words), (0, false));
+        assert_eq!(boards[1].collect(0..4, call.wrapping_add(LEAVES), 9, &mut words), (0, false));
     }
 }
 

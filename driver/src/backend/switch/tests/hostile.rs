@@ -15,7 +15,7 @@ const MEMBERS: usize = 256;
 const RING_LEN: usize = 1 << 16;
 const LINKS_AT: usize = 4096 + MEMBERS * 256;
 const BOARDS_AT: usize = LINKS_AT + MEMBERS * 4 * 4096;
-const DATA_AT: usize = BOARDS_AT + MEMBERS * 32 * 65_536;
+const DATA_AT: usize = BOARDS_AT + MEMBERS * 32 * (256 << 10);
 /// Places that are attacked most: those in use.
 const LOW: usize = 8;
 
