@@ -140,7 +140,8 @@ pub enum Bug {
     /// A send with inject completion completes once it was sent, although its source was not copied
     /// and may have to be sent again.
     InjectCompleteUncopied,
-    /// A member puts its contribution to a round on a board before all have read what it overwrites.
+    /// A member puts its contribution to a call on a board before all have read what that
+    /// overwrites.
     ContributionOverwritten,
 }
 

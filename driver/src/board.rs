@@ -1,11 +1,11 @@
-//! Shared memory through which the members of a group on one segment exchange up to
-//! [`LONG_MAX`] bytes per call.
+//! Shared memory through which the members of a group on one segment exchange up to [`LONG_MAX`]
+//! bytes per call.
 //!
-//! Each member has a *slot* that it alone writes and all others read. What it *puts* there for call
-//! `n` of the group stays valid until its put for call `n + LEAVES`; a long contribution, which lies
-//! in one of two *areas*, until it [writes](Board::write) that of call `n + 2` or a later one of the
-//! same parity. Before either the member makes sure that all others have read what it overwrites:
-//! who has put something for a later call has.
+//! Each member has a *slot* that it alone writes and all others read. What it *puts* there for
+//! call `n` of the group stays valid until its put for call `n + LEAVES`. A long contribution lies
+//! in one of two *areas*, and stays valid until the member [writes](Board::write) one for a later
+//! call of the same parity. Before either the member makes sure that all others have read what it
+//! overwrites: who has put something for a later call has.
 //!
 //! Nothing that a member writes is trusted: an unexpected call number is ignored, and bytes are
 //! copied out before they are used.

@@ -882,26 +882,49 @@ static int by_size(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-enum call { BARRIER, ALLREDUCE, BCAST };
+enum call { BARRIER, ALLREDUCE, BCAST, REDUCE, ALLGATHER, ALLTOALL };
 
-/* The MPI's own calls. */
+/* A call by the functions `MPI_*`; `len` is the bytes of the vector, or of all blocks of a rank. */
+static void one_call(MPI_Comm c, enum call what, int len, int root)
+{
+	int block = len / size;
+
+	if (what == BARRIER)
+		AS(barrier, c);
+	else if (what == ALLREDUCE)
+		AS(allreduce, in, out, len / 8, MPI_DOUBLE, MPI_SUM, c);
+	else if (what == BCAST)
+		AS(bcast, out, len, MPI_BYTE, root, c);
+	else if (what == REDUCE)
+		AS(reduce, in, out, len / 8, MPI_DOUBLE, MPI_SUM, root, c);
+	else if (what == ALLGATHER)
+		AS(allgather, in, block, MPI_BYTE, out, block, MPI_BYTE, c);
+	else
+		AS(alltoall, in, block, MPI_BYTE, out, block, MPI_BYTE, c);
+}
+
+/* The same by the MPI's own functions. */
+#define OTHERS(name, NAME, ...) \
+	(asking ? PMPI_I##name(__VA_ARGS__, &asked) : PMPI_##NAME(__VA_ARGS__))
+
 static void others_call(MPI_Comm c, enum call what, int len, int root)
 {
-	if (asking) {
-		if (what == BARRIER)
-			PMPI_Ibarrier(c, &asked);
-		else if (what == ALLREDUCE)
-			PMPI_Iallreduce(in, out, len / 8, MPI_DOUBLE, MPI_SUM, c, &asked);
-		else
-			PMPI_Ibcast(out, len, MPI_BYTE, root, c, &asked);
+	int block = len / size;
+
+	if (what == BARRIER)
+		OTHERS(barrier, Barrier, c);
+	else if (what == ALLREDUCE)
+		OTHERS(allreduce, Allreduce, in, out, len / 8, MPI_DOUBLE, MPI_SUM, c);
+	else if (what == BCAST)
+		OTHERS(bcast, Bcast, out, len, MPI_BYTE, root, c);
+	else if (what == REDUCE)
+		OTHERS(reduce, Reduce, in, out, len / 8, MPI_DOUBLE, MPI_SUM, root, c);
+	else if (what == ALLGATHER)
+		OTHERS(allgather, Allgather, in, block, MPI_BYTE, out, block, MPI_BYTE, c);
+	else
+		OTHERS(alltoall, Alltoall, in, block, MPI_BYTE, out, block, MPI_BYTE, c);
+	if (asking)
 		PMPI_Wait(&asked, MPI_STATUS_IGNORE);
-	} else if (what == BARRIER) {
-		PMPI_Barrier(c);
-	} else if (what == ALLREDUCE) {
-		PMPI_Allreduce(in, out, len / 8, MPI_DOUBLE, MPI_SUM, c);
-	} else {
-		PMPI_Bcast(out, len, MPI_BYTE, root, c);
-	}
 }
 
 static double batch(MPI_Comm c, enum call what, int len, int calls)
@@ -912,20 +935,18 @@ static double batch(MPI_Comm c, enum call what, int len, int calls)
 	for (int n = 0; n < calls; n++) {
 		if (others)
 			others_call(c, what, len, n % size);
-		else if (what == BARRIER)
-			AS(barrier, c);
-		else if (what == ALLREDUCE)
-			AS(allreduce, in, out, len / 8, MPI_DOUBLE, MPI_SUM, c);
 		else
-			AS(bcast, out, len, MPI_BYTE, n % size, c);
+			one_call(c, what, len, n % size);
 	}
 	return (MPI_Wtime() - begun) / calls * 1e6;
 }
 
-/* Median (and p99) of a call in microseconds; a broadcast's root changes from call to call. */
+/* Median (and p99) of a call in microseconds; the root changes from call to call. */
 static void time_of(enum call what, int len)
 {
-	static const char *const names[] = { "barrier", "allreduce", "bcast" };
+	static const char *const names[] = {
+		"barrier", "allreduce", "bcast", "reduce", "allgather", "alltoall"
+	};
 	static double took[WHOSE][BATCHES];
 	int calls = len > 65536 ? 5 : len > 8192 ? 20 : 200;
 	for (int b = 0; b < BATCHES; b++)
@@ -967,10 +988,9 @@ static void bench(void)
 	check(made() == before + 11, "a communicator for the component", "is not");
 	for (asking = 0; asking < (LEFT_REQUESTS ? 1 : 2); asking++) {
 		time_of(BARRIER, 0);
-		for (int len = 8; len <= 1 << 20; len *= len == 8 ? 32 : 4)
-			time_of(ALLREDUCE, len);
-		for (int len = 8; len <= 1 << 20; len *= len == 8 ? 32 : 4)
-			time_of(BCAST, len);
+		for (int what = ALLREDUCE; what <= ALLTOALL; what++)
+			for (int len = 8; len <= 1 << 20; len *= len == 8 ? 32 : 4)
+				time_of(what, len);
 	}
 	for (int w = 0; w < whose; w++)
 		MPI_Comm_free(&timed[w]);
