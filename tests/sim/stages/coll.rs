@@ -589,6 +589,31 @@ fn roots_that_disagree(boards: bool) {
     assert!(matches!(all[2].outcome, Some(Err(_))));
 }
 
+/// Goal: a difference that no member could see in its call, since none needed another, is an error
+/// of the next call in which one does.
+#[test]
+fn a_difference_is_told_in_a_later_call() {
+    for later in [CollKind::Allreduce, CollKind::Broadcast] {
+        let (mut team, gang) = gang_of(&[0, 1, 2], 4, 0.0, true).unwrap();
+        // Each takes itself for the root.
+        let mut all: Vec<Pending> = (0..3)
+            .map(|rank| team.post(&gang, rank, &Call::of(CollKind::Broadcast, rank, 8, 1)))
+            .map(|p| p.unwrap_or_else(|e| panic!("{e}")))
+            .collect();
+        let until = team.rig.net.now + 1_000_000;
+        team.run(&mut all, until).unwrap();
+        assert!(all.iter().all(|p| matches!(p.outcome, Some(Ok(())))));
+        for rank in 0..3 {
+            all.push(team.post(&gang, rank, &Call::of(later, 0, 8, 2)).unwrap());
+        }
+        let until = team.rig.net.now + 1_000_000_000;
+        let _ = team.run(&mut all, until);
+        let failed = |p: &Pending| matches!(&p.outcome, Some(Err(e)) if e.err.fi_errno() == 22);
+        // The root of a broadcast needs nobody and may be done.
+        assert!(all[4..].iter().all(failed), "{later:?}");
+    }
+}
+
 /// Goal: more groups than others have room for, and more calls than a number in a packet can count
 /// (row 10 of B.7.1).
 #[test]

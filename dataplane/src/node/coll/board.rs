@@ -25,7 +25,7 @@ use barewire_driver::port::Station;
 pub(super) use self::part::Part;
 use self::part::{Outcome, Workspace};
 use super::control::{ASK_NS, DISAGREE};
-use super::{Caller, Coll, Group, Kind, LAYOUT_WORD};
+use super::{Caller, Coll, Group, Kind, LAYOUT_WORD, mix};
 use crate::error::{Error, Result};
 use crate::idx::{CallIdx, GroupIdx, PeerIdx};
 use crate::node::{Collectives, FrameSink, Node, NodeCounters, Objects, Peers};
@@ -83,7 +83,10 @@ struct FirstCall {
     /// that they are waited for to put if this member's contribution has no room before.
     synced: u32,
     goal: u32,
-    /// The marks that this member put for the last rounds, by their number modulo [`LEAVES`].
+    /// The mark that this member put last. It stands for all rounds so far, so that members that
+    /// differed in one differ in all later ones: not every member sees every other's.
+    mark: u64,
+    /// The marks of the last rounds, by their number modulo [`LEAVES`].
     marks: [u64; LEAVES as usize],
     /// Time of the last check for late members, if the call was seen to wait, and the peers that
     /// are watched for it.
@@ -143,6 +146,7 @@ impl Calls {
             next: 0,
             synced: 0,
             goal: 0,
+            mark: 0,
             marks: [0; LEAVES as usize],
             since: None,
             watched: Vec::new(),
@@ -253,13 +257,15 @@ impl FirstCall {
                 let (body, board) = (buffers.body.again(), (&mut self.board, number));
                 part.write_round(self.round, body, board, &self.space);
             }
-            self.board.put(number, part.mark, &buffers.body, part.len);
+            self.mark = mix(self.mark, part.mark);
+            self.marks[(number % LEAVES) as usize] = self.mark;
+            self.board.put(number, self.mark, &buffers.body, part.len);
             (self.is_put, self.next) = (true, start);
         }
         if self.next < end {
             let differs;
             let (ranks, words) = (self.next..end, &mut *self.words);
-            (self.next, differs) = self.board.collect(ranks, number, part.mark, words);
+            (self.next, differs) = self.board.collect(ranks, number, self.mark, words);
             if self.next < end {
                 return if differs { Step::Disagree } else { Step::Waits };
             }
@@ -287,7 +293,6 @@ impl FirstCall {
         if (start, end) == (0, self.words.len() as u32) {
             self.synced = number;
         }
-        self.marks[(number % LEAVES) as usize] = part.mark;
         (self.number, self.is_put, self.next) = (number.wrapping_add(1), false, 0);
         self.since = None;
         Step::Ended
