@@ -404,6 +404,13 @@ impl RegisterAccess for Bar {
 }
 
 impl Bar {
+    /// Zeroed memory in place of registers.
+    #[cfg(test)]
+    pub(super) fn in_memory(len: usize) -> Self {
+        let map = memmap2::MmapMut::map_anon(len).unwrap();
+        Self { map: Arc::new(UnforkedMap::new(map.into()).unwrap()), len }
+    }
+
     /// Length in bytes.
     pub(super) fn len(&self) -> usize {
         self.len

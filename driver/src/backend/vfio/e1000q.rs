@@ -51,6 +51,10 @@ pub(super) const MTU_MAX: usize = 9216;
 /// Bytes of the frame check sequence.
 pub(super) const FCS_LEN: usize = 4;
 
+/// Shortest frame without FCS. The devices pad shorter ones as well (TCTL, PSP), but an 8254x may
+/// damage those, and the others need 17 bytes: workarounds of Linux's `e1000`, `e1000e` and `igb`.
+const TX_LEN_MIN: usize = 60;
+
 /// Receive buffers per write of the tail register, or a quarter of the ring if that is less.
 const REFILL_BATCH_MAX: u32 = 32;
 
@@ -205,7 +209,11 @@ impl<F: Format> Rings for Queues<F> {
     fn tx(&mut self, len: usize, fill: impl FnOnce(NonNull<u8>)) -> Result<bool, DeviceViolation> {
         assert!(len <= self.tx_buffers.stride(), "longer than a buffer");
         let Some(i) = self.tx.next_slot() else { return Ok(false) };
-        fill(self.tx_buffers.at(i as usize));
+        let buffer = self.tx_buffers.at(i as usize);
+        fill(buffer);
+        // SAFETY: buffers have a multiple of 64 bytes (`new`), and the device does not have this
+        // one yet.
+        let len = if len < TX_LEN_MIN { unsafe { pad(buffer, len) } } else { len };
         self.tx.push(len as u16);
         self.is_queued = true;
         Ok(true)
@@ -249,6 +257,17 @@ impl<F: Format> Rings for Queues<F> {
             }
         }
     }
+}
+
+/// Pads a frame of `len` bytes at `frame` with zeros, and returns its new length.
+///
+/// # Safety
+/// [`TX_LEN_MIN`] bytes at `frame` are writable, and `len` is less.
+#[inline]
+unsafe fn pad(frame: NonNull<u8>, len: usize) -> usize {
+    // SAFETY: the caller's promise.
+    unsafe { frame.add(len).write_bytes(0, TX_LEN_MIN - len) };
+    TX_LEN_MIN
 }
 
 /// Disables both queues and waits until they have stopped, for a limited time.
@@ -322,7 +341,138 @@ impl StatsCounter {
 mod tests {
     use std::cell::Cell;
 
+    use super::super::ring::e1000::{Advanced, Legacy};
+    use super::super::ring::model::{Device, IntelDevice, Iommu};
     use super::*;
+    use crate::mem::{Arena, Block, Hugepages};
+
+    const COUNT: usize = 8;
+    /// Bytes of a buffer, and of each of the two areas, which are mapped at these IOVAs.
+    const STRIDE: usize = 2048;
+    const AREA_LEN: usize = 4096 + COUNT * STRIDE;
+    const IOVAS: [u64; 2] = [0x10_0000, 0x20_0000];
+
+    /// Queues in memory, and the device's ends: the receive ring's and the transmit ring's.
+    struct Card<F: Format> {
+        queues: Queues<F>,
+        rx: IntelDevice<F>,
+        tx: IntelDevice<F>,
+        iommu: Iommu,
+        _areas: [Block; 2],
+    }
+
+    fn card<F: Device>() -> Card<F> {
+        let areas = [0, 1].map(|_| {
+            let block = Arena::new(AREA_LEN, Hugepages::No).unwrap().block(AREA_LEN).unwrap();
+            let base = NonNull::new(block.as_mut_ptr()).unwrap();
+            (block, base)
+        });
+        let [shared, sent] = [areas[0].1, areas[1].1];
+        let bar = Bar::in_memory(0x4000);
+        let addrs = |first: u64| BufferAddrs { first, stride: STRIDE as u64 };
+        let mut iommu = Iommu::default();
+        let count = COUNT as u32;
+        // SAFETY: rings and buffers are disjoint parts of the two areas, which the card keeps.
+        let (queues, rx, tx) = unsafe {
+            iommu.map(IOVAS[0], shared, AREA_LEN, true);
+            iommu.map(IOVAS[1], sent, AREA_LEN, false);
+            let (tx_ring, buffers) = (shared.add(COUNT * DESC_LEN), shared.add(4096));
+            let queues = Queues {
+                rx: RxRing::new(shared, count, addrs(IOVAS[0] + 4096)),
+                rx_buffers: Buffers::new(buffers, STRIDE, COUNT),
+                ring_iovas: [IOVAS[0], IOVAS[0] + (COUNT * DESC_LEN) as u64],
+                counts: [COUNT; 2],
+                lent: 0,
+                refill_pending: 0,
+                refill_batch: 2,
+                tx: TxRing::new(tx_ring, count, addrs(IOVAS[1])),
+                tx_buffers: Buffers::new(sent, STRIDE, COUNT),
+                is_queued: false,
+                dropped: 0,
+                rx_tail: bar.tail_register(reg::RDT),
+                tx_tail: bar.tail_register(reg::TDT),
+                bar,
+            };
+            (queues, IntelDevice::new(shared, count), IntelDevice::new(tx_ring, count))
+        };
+        queues.post_rx_buffers();
+        Card { queues, rx, tx, iommu, _areas: areas.map(|area| area.0) }
+    }
+
+    /// Goal: a short frame leaves with zeros up to 60 bytes and with nothing of the frame before,
+    /// a longer one as it is; the doorbell is rung once for all. Method: frames of every length to
+    /// 128, each in a buffer that a longer frame has used, against the model.
+    fn short_frames_leave_padded<F: Device>() {
+        let Card { mut queues, mut tx, iommu, _areas, .. } = card::<F>();
+        let mut send = |len: usize, byte: u8| {
+            let fill = |place: NonNull<u8>| {
+                // SAFETY: a buffer has more bytes.
+                unsafe { place.write_bytes(byte, len) }
+            };
+            assert_eq!(queues.tx(len, fill), Ok(true));
+            let tail = queues.bar.read32(reg::TDT);
+            assert!(!tx.has_next(tail), "before the doorbell");
+            queues.tx_flush();
+            let tail = queues.bar.read32(reg::TDT);
+            assert!(tx.has_next(tail));
+            let frame = tx.send(&iommu);
+            assert!(!tx.has_next(tail));
+            frame
+        };
+        for _ in 0..2 * COUNT {
+            assert_eq!(send(1514, 0xa5), [0xa5; 1514]);
+        }
+        for len in ETH_HDR_LEN..128 {
+            let frame = send(len, 0x5a);
+            assert_eq!(frame.len(), len.max(60));
+            assert_eq!(frame[..len], vec![0x5a; len], "{len}");
+            assert!(frame[len..].iter().all(|&byte| byte == 0), "{len}: {frame:02x?}");
+        }
+    }
+
+    #[test]
+    fn short_frames_leave_padded_with_zeros() {
+        short_frames_leave_padded::<Legacy>();
+        short_frames_leave_padded::<Advanced>();
+    }
+
+    /// Goal: whatever length and flags a device writes, a lent frame lies in its own buffer, others
+    /// are dropped and counted, and each buffer goes back. Method: every length with the flags of a
+    /// whole frame, against the model.
+    fn any_length_stays_in_its_buffer<F: Device>() {
+        let Card { mut queues, rx, _areas, .. } = card::<F>();
+        let base = queues.rx_buffers.at(0).as_ptr();
+        for len in 0..=u16::MAX {
+            let i = u32::from(len) % COUNT as u32;
+            let (_, word) = F::received_words(0, len.into());
+            rx.scribble(i, 0, !0);
+            rx.scribble(i, 1, word);
+            let mut lent = Vec::new();
+            let before = queues.dropped();
+            queues.rx_take(64, |frame| lent.push(frame)).unwrap();
+            queues.rx_release();
+            let is_frame = (ETH_HDR_LEN..=STRIDE).contains(&usize::from(len));
+            assert_eq!(
+                (lent.len(), queues.dropped() - before),
+                (is_frame.into(), (!is_frame).into())
+            );
+            if let [frame] = lent[..] {
+                assert_eq!(frame.len, usize::from(len));
+                assert_eq!(frame.base, base.wrapping_add(i as usize * STRIDE).cast_const());
+            }
+        }
+        // The last one is the unused one now.
+        for i in 0..COUNT as u32 - 1 {
+            let own = IOVAS[0] + 4096 + u64::from(i) * STRIDE as u64;
+            assert!(!F::OVERWRITES_ADDRESS || rx.addr(i) == own, "{i}");
+        }
+    }
+
+    #[test]
+    fn any_length_of_a_hostile_device_stays_in_its_buffer() {
+        any_length_stays_in_its_buffer::<Legacy>();
+        any_length_stays_in_its_buffer::<Advanced>();
+    }
 
     /// Goal: every event is counted once, whether or not reading clears the register. Method: a
     /// counter that increases now and then, also between two reads.
