@@ -321,11 +321,12 @@ fn a_frame_ends_a_sleep() {
                 b
             }
         });
-        waiter.wait(Duration::from_secs(20));
+        // Whether an event ended the sleep: without one it lasts 90 ms, and the sender may be late.
+        while !waiter.wait_or(None, Duration::from_secs(20)) {
+            assert!(start.elapsed() < Duration::from_secs(5), "{round}: no interrupt");
+        }
         let slept = start.elapsed();
         b = sender.join().unwrap();
-        // Half a second is how long a sleep lasts that nothing ends.
-        assert!(slept < Duration::from_millis(400), "{round}: {slept:?}");
         assert_eq!(next(&mut *a, 1), std::slice::from_ref(&bytes));
         println!("woken after {slept:?}");
         // Whoever polls is not interrupted any more, and who sleeps then is again.
