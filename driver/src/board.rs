@@ -54,7 +54,9 @@ pub trait Board: Send + Debug {
     /// If `from` is shorter, or `at + len` exceeds [`LONG_MAX`].
     fn write(&mut self, call: u32, at: usize, from: (&IoBuf, usize), len: usize);
 
-    /// The mark that `rank` has put for `call`; `None` if it has not, or has overwritten it.
+    /// The mark that `rank` has put for `call`; `None` if it has not, or has overwritten it. While
+    /// the member puts `call + LEAVES`, possibly the mark of that; `call + LEAVES - 1` is then seen
+    /// to be put.
     fn mark(&self, rank: u32, call: u32) -> Option<u64>;
 
     /// Whether `rank` has overwritten what it put for `call`, by a later call.

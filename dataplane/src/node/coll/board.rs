@@ -304,9 +304,13 @@ impl FirstCall {
     fn sync(&mut self, goal: u32) -> Option<Step> {
         self.goal = goal;
         let own = self.marks[(goal % LEAVES) as usize];
+        // A member that has put this may be writing the mark of the next round over that of `goal`.
+        let last = goal.wrapping_add(LEAVES - 1);
         while self.next < self.words.len() as u32 {
             match self.board.mark(self.next, goal) {
-                Some(mark) if mark != own => return Some(Step::Disagree),
+                Some(mark) if mark != own && self.board.mark(self.next, last).is_none() => {
+                    return Some(Step::Disagree);
+                }
                 None if !self.board.is_past(self.next, goal) => return Some(Step::Waits),
                 _ => self.next += 1,
             }

@@ -183,7 +183,8 @@ impl Board for ShmBoard {
         } else if len > 0 {
             self.fill(leaf + BODY, (&IoBuf::one(body.again()), 0), len);
         }
-        self.own.word(leaf + MARK).store(mark, Relaxed);
+        // Release: a reader that sees it sees the stamps of all earlier calls.
+        self.own.word(leaf + MARK).store(mark, Release);
         // Release: a reader that sees the stamp sees the data.
         self.own.word(leaf).store(self.stamp(call), Release);
         self.last = call;
@@ -204,7 +205,7 @@ impl Board for ShmBoard {
     fn mark(&self, rank: u32, call: u32) -> Option<u64> {
         let (mem, leaf) = (&self.members[rank as usize].mem, Self::leaf(call));
         let is_put = mem.word(leaf).load(Acquire) == self.stamp(call);
-        is_put.then(|| mem.word(leaf + MARK).load(Relaxed))
+        is_put.then(|| mem.word(leaf + MARK).load(Acquire))
     }
 
     fn is_past(&self, rank: u32, call: u32) -> bool {

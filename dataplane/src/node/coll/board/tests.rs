@@ -91,3 +91,73 @@ fn a_call_that_read_a_reused_slot_does_not_succeed() {
         );
     }
 }
+
+/// The slots of members that have put [`MARK`] for all calls up to `last`. If that is not the last
+/// of all, rank 1 has put another mark for call 4, or is about to put that for call 12.
+#[derive(Debug)]
+struct Ahead {
+    last: u32,
+}
+
+impl Board for Ahead {
+    fn name(&self) -> u64 {
+        1
+    }
+
+    fn attach(&mut self, _: u32, _: &[u64]) -> bool {
+        true
+    }
+
+    fn put(&mut self, _: u32, _: u64, _: &Span, _: usize) {}
+
+    fn write(&mut self, _: u32, _: usize, _: (&IoBuf, usize), _: usize) {}
+
+    fn mark(&self, rank: u32, call: u32) -> Option<u64> {
+        let differs = u64::from((rank, call) == (1, 4) && self.last < u32::MAX);
+        (call <= self.last).then_some(MARK + differs)
+    }
+
+    fn is_past(&self, _: u32, _: u32) -> bool {
+        false
+    }
+
+    fn read(&self, _: u32, _: u32, _: usize, _: (&IoBuf, usize), _: usize) {}
+
+    fn read_long(&self, _: u32, _: u32, _: usize, _: (&IoBuf, usize), _: usize) {}
+
+    fn first_word(&self, _: u32, _: u32) -> u64 {
+        0
+    }
+
+    fn collect(&self, ranks: Range<u32>, _: u32, _: u64, _: &mut [u64]) -> (u32, bool) {
+        (ranks.end, false)
+    }
+
+    fn replaced(&mut self, _: Range<u32>, _: u32) -> Option<u32> {
+        None
+    }
+
+    fn done(&mut self, _: u32) {}
+}
+
+/// Goal: the mark of a later call, which a member ahead writes over the one that is compared, is no
+/// disagreement; another mark for the compared call is.
+#[test]
+fn a_mark_that_is_being_overwritten_is_no_disagreement() {
+    for (last, agrees) in [(11, true), (10, false)] {
+        let in_place = false;
+        let shape =
+            Shape { kind: Kind::Broadcast, n: 2, me: 0, root: 0, count: 8, size: 1, in_place };
+        let part = Part::of((1, MARK), shape, None, true);
+        let board = AnyBoard::from(Box::new(Ahead { last }) as Box<dyn Board>);
+        let mut calls = Calls::new(board, 2).unwrap();
+        let memory = || IoBuf::leaked(&[0; 8]).take_one().unwrap();
+        let caller = Some(Caller { context: 1, wanted: true });
+        for call in 1..=8 {
+            let added = calls.add(&part, CallBuffers { body: memory(), out: memory(), caller });
+            let ends = agrees || call < 8;
+            assert_eq!(matches!(added, AddOutcome::Ended), ends, "{last} {call}");
+        }
+        assert!(agrees || matches!(calls.step(), Step::Disagree));
+    }
+}
