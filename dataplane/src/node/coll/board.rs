@@ -37,6 +37,9 @@ use crate::types::Instant;
 /// nanoseconds.
 const PATIENCE_NS: u64 = 1_000_000;
 
+/// Rounds of a call that a turn makes at most: messages continue between them.
+const TURN_ROUNDS: u32 = 4;
+
 /// Longest interval between two polls of a member that sleeps, nanoseconds: a wake-up can be
 /// missed.
 const POLL_NS: u64 = 1_000_000;
@@ -77,6 +80,8 @@ struct FirstCall {
     is_put: bool,
     /// Index of the round in its call.
     round: u32,
+    /// The next round was left to the next turn, whether or not it has to wait.
+    yields: bool,
     /// The first rank whose contribution has not been seen in the present step.
     next: u32,
     /// The last round to which all members are known to have put their contribution, and the one
@@ -123,7 +128,7 @@ pub(super) struct CallBuffers {
 
 /// Result of a step of the first call.
 enum Step {
-    /// The call waits for a contribution.
+    /// The call waits for a contribution, or for the next turn.
     Waits,
     Ended,
     Disagree,
@@ -143,6 +148,7 @@ impl Calls {
             number: 1,
             is_put: false,
             round: 0,
+            yields: false,
             next: 0,
             synced: 0,
             goal: 0,
@@ -215,7 +221,7 @@ impl Calls {
 }
 
 impl FirstCall {
-    /// Advances the first call until it has to wait.
+    /// Advances the first call until it has to wait, or has made [`TURN_ROUNDS`].
     #[inline(always)]
     fn step(&mut self, part: &Part, buffers: &CallBuffers) -> Step {
         if part.is_long {
@@ -227,7 +233,8 @@ impl FirstCall {
     /// [`step`](Self::step) of a call with long contributions.
     #[inline(never)]
     fn step_rounds(&mut self, part: &Part, buffers: &CallBuffers) -> Step {
-        loop {
+        self.yields = false;
+        for _ in 0..TURN_ROUNDS {
             let step = self.step_round::<true>(part, buffers);
             if !matches!(step, Step::Ended) {
                 return step;
@@ -237,6 +244,8 @@ impl FirstCall {
                 return Step::Ended;
             }
         }
+        self.yields = true;
+        Step::Waits
     }
 
     /// Advances a round of the first call, which is the only one of a short call, until it has to
@@ -327,13 +336,14 @@ impl FirstCall {
         self.board.mark(rank, self.goal).is_some() || self.board.is_past(rank, self.goal)
     }
 
-    /// Whether the awaited member has put its contribution.
+    /// Whether the awaited member has put its contribution, or none is awaited.
     fn can_proceed(&self) -> bool {
-        self.has_put(self.next)
+        self.yields || self.has_put(self.next)
     }
 
     fn awaits(&self, part: &Part, rank: u32) -> bool {
-        !self.has_put(rank) && (!self.is_put || (part.needs.0..part.needs.1).contains(&rank))
+        let is_needed = !self.is_put || (part.needs.0..part.needs.1).contains(&rank);
+        !self.yields && is_needed && !self.has_put(rank)
     }
 
     /// Whether the check for late members is due.

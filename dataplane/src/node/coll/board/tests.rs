@@ -161,3 +161,25 @@ fn a_mark_that_is_being_overwritten_is_no_disagreement() {
         assert!(agrees || matches!(calls.step(), Step::Disagree));
     }
 }
+
+/// Goal: a call of many rounds that never has to wait leaves the turn after some of them, and
+/// neither sleeps nor awaits a member then.
+#[test]
+fn a_turn_makes_some_rounds() {
+    const SLICES: usize = 2 * TURN_ROUNDS as usize + 1;
+    let (count, in_place) = ((SLICES * barewire_driver::board::LONG_MAX) as u64, false);
+    let shape = Shape { kind: Kind::Broadcast, n: 3, me: 1, root: 0, count, size: 1, in_place };
+    let part = Part::of((1, MARK), shape, None, true);
+    let board = AnyBoard::from(Box::new(Ahead { last: u32::MAX }) as Box<dyn Board>);
+    let mut calls = Calls::new(board, 3).unwrap();
+    let out = IoBuf::leaked(&vec![0; count as usize]).take_one().unwrap();
+    let caller = Some(Caller { context: 1, wanted: true });
+    let added = calls.add(&part, CallBuffers { body: out.again(), out, caller });
+    assert!(matches!(added, AddOutcome::Waiting));
+    for _ in 0..2 {
+        assert!(calls.first.can_proceed() && !calls.awaits(0) && !calls.awaits(2));
+        let ends = calls.first.number as usize > 2 * TURN_ROUNDS as usize;
+        assert_eq!(matches!(calls.step(), Step::Ended), ends);
+    }
+    assert_eq!(calls.first.number as usize, SLICES + 1);
+}
