@@ -183,12 +183,13 @@ impl Layout {
         self.boards_at() + (m * SLOTS + i) * SLOT_LEN
     }
 
-    fn boards_at(&self) -> usize {
+    /// Bytes before the first board.
+    pub(super) fn boards_at(&self) -> usize {
         self.links_at() + self.members * self.groups() * PAGE
     }
 
     /// Bytes before the first ring.
-    pub(super) fn data_at(&self) -> usize {
+    fn data_at(&self) -> usize {
         self.boards_at() + self.members * SLOTS * SLOT_LEN
     }
 

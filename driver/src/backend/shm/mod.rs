@@ -32,9 +32,9 @@
 //! joins, opens a ring, or finds a ring full for long.
 //!
 //! # Boards
-//! The members of a group exchange data through [slots](crate::board), a page each. A slot belongs
-//! to its member's place in the segment, so that the data of a member that died or left can still
-//! be read. A slot is reused for another group once every member of the last one has finished
+//! The members of a group exchange data through [slots](crate::board), 256 KiB each. A slot
+//! belongs to its member's place in the segment, so that the data of a member that died or left can
+//! still be read. A slot is reused for another group once every member of the last one has finished
 //! reading.
 //!
 //! # Monitors

@@ -1,8 +1,8 @@
 //! The segment's file: how it is made, joined, left, and cleaned up after dead members.
 //!
 //! The file is sparse: it has an offset for every possible ring, and memory for open ones. Only the
-//! part before the rings is mapped as a whole. Each ring is mapped when it is opened, so that a
-//! process takes address space only for rings that it uses.
+//! part before the boards is mapped as a whole. Each slot of a board and each ring is mapped when
+//! it is first used, so that a process takes address space only for those that it uses.
 //!
 //! Everything here is rare and happens under the segment's lock, or on words that belong to the
 //! caller alone. Steps are ordered so that the next lock holder can finish the work of a process
@@ -67,8 +67,10 @@ pub(super) struct Segment {
 /// sleeper reads rings while they are closed.)
 struct Mapped {
     layout: Layout,
-    /// The part before the rings.
+    /// The part before the boards.
     words: MmapRaw,
+    /// Slots of boards, by member and number.
+    slots: Mutex<HashMap<(usize, usize), MmapRaw>>,
     /// Rings, by sender and receiver.
     rings: Mutex<HashMap<(usize, usize), MmapRaw>>,
 }
@@ -550,8 +552,9 @@ fn map(file: &File, layout: Layout) -> io::Result<Arc<Mapped>> {
     if let Some(map) = known.filter(|map| map.layout == layout) {
         return Ok(map);
     }
-    let words = map_part(file, 0, layout.data_at())?;
-    let map = Arc::new(Mapped { layout, words, rings: Mutex::default() });
+    let words = map_part(file, 0, layout.boards_at())?;
+    let (slots, rings) = (Mutex::default(), Mutex::default());
+    let map = Arc::new(Mapped { layout, words, slots, rings });
     maps.push((id, Arc::downgrade(&map)));
     Ok(map)
 }
@@ -707,12 +710,16 @@ impl Segment {
         Ok(())
     }
 
-    /// Reserves the memory of slot `i` of member `m`.
+    /// Reserves and maps the memory of slot `i` of member `m`.
     pub(super) fn reserve_slot(&self, m: usize, i: usize) -> io::Result<SlotMem> {
         let at = self.layout.slot(m, i);
         reserve(&self.file, at, SLOT_LEN)?;
-        assert!(at.is_multiple_of(PAGE) && at + SLOT_LEN <= self.map.words.len());
-        Ok(SlotMem(self.map.words.as_mut_ptr().wrapping_add(at).cast_const().cast()))
+        let mut slots = self.map.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let map = match slots.entry((m, i)) {
+            Entry::Occupied(there) => there.into_mut(),
+            Entry::Vacant(free) => free.insert(map_part(&self.file, at, SLOT_LEN)?),
+        };
+        Ok(SlotMem(map.as_mut_ptr().cast_const().cast()))
     }
 
     /// Rings the doorbell of `r` for member `me`, unless it is still set.

@@ -272,3 +272,22 @@ fn a_sleeping_member_is_woken_by_a_put() {
     // The bell that was rung for it leads to no frame.
     assert_eq!(drain(&mut ports[1]), Vec::<Vec<u8>>::new());
 }
+
+/// Goal: a segment for the most members takes address space for the slots that are used, not for
+/// the 8 GiB of all that there may be.
+#[test]
+fn address_space_is_taken_for_used_slots() {
+    // In pages.
+    let taken = || {
+        let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+        statm.split(' ').next().unwrap().parse::<u64>().unwrap()
+    };
+    let before = taken();
+    let settings = ShmSettings { members: Some(1024), ..small() };
+    let mut ports = [open(&settings), open(&settings)];
+    let mut boards = met(&mut ports);
+    boards[0].put(1, 5, &span(&[7; 9]), 9);
+    assert_eq!(boards[1].mark(0, 1), Some(5));
+    // Other tests take some meanwhile.
+    assert!(taken().saturating_sub(before) < (4 << 30) / 4096);
+}
