@@ -283,6 +283,9 @@ fn switch(page: &mut Page, s: &SwitchSnapshot) {
     let help = "When the switch turned last, since 1970, to a fifth of a second.";
     page.gauge("switch_last_turn_timestamp_seconds", help, &of, seconds(s.updated_ns));
     page.gauge("switch_stations", "Stations that are here.", &of, s.stations.len() as f64);
+    let help = "Stations of builds with another segment layout: their frames pass a socket.";
+    let relayed = s.stations.iter().filter(|t| t.is_relayed).count();
+    page.gauge("switch_relayed_stations", help, &of, relayed as f64);
     for &(name, value) in &s.counters {
         match name {
             "to_nic" | "from_nic" | "between" => {

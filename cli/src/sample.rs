@@ -92,6 +92,7 @@ pub(crate) fn switch(pid: u32, updated_ns: u64) -> SwitchSnapshot {
         full: 3,
         spoofed: 2,
         malformed: 1,
+        is_relayed: true,
     };
     let counted = |names: &[&'static str]| {
         names.iter().zip(500..).map(|(name, value)| (*name, value)).collect::<Vec<_>>()

@@ -294,6 +294,7 @@ fn switch_object(s: &SwitchSnapshot) -> Value {
                 "sent": t.sent, "sent_bytes": t.sent_bytes,
                 "received": t.received, "received_bytes": t.received_bytes,
                 "full": t.full, "spoofed": t.spoofed, "malformed": t.malformed,
+                "relayed": t.is_relayed,
             })
         })
         .collect();
@@ -380,6 +381,7 @@ fn stations(s: &SwitchSnapshot) -> String {
         ("  station", Align::Left),
         right("process"),
         right("user"),
+        ("by", Align::Left),
         right("sent"),
         right("bytes"),
         right("received"),
@@ -393,6 +395,7 @@ fn stations(s: &SwitchSnapshot) -> String {
             format!("  {}", t.station),
             t.pid.to_string(),
             t.uid.to_string(),
+            if t.is_relayed { "socket" } else { "memory" }.to_owned(),
             t.sent.to_string(),
             bytes(t.sent_bytes),
             t.received.to_string(),

@@ -307,9 +307,9 @@ fn report(switch: &Switch, as_json: bool) -> Result<(), Fail> {
             rows.into_iter().map(|(name, count)| (name.to_owned(), count.into())).collect();
         let station = |s: &StationCounters| {
             let station = s.station.to_string();
-            let full = s.frames.full;
+            let (full, relayed) = (s.frames.full, s.is_relayed);
             json!({
-                "mac": station, "pid": s.pid, "uid": s.uid,
+                "mac": station, "pid": s.pid, "uid": s.uid, "relayed": relayed,
                 "sent": s.sent, "received": s.received, "full": full,
             })
         };
@@ -325,6 +325,7 @@ fn report(switch: &Switch, as_json: bool) -> Result<(), Fail> {
         ("station", Align::Left),
         ("process", Align::Right),
         ("user", Align::Right),
+        ("by", Align::Left),
         ("sent", Align::Right),
         ("received", Align::Right),
         ("full", Align::Right),
@@ -332,7 +333,8 @@ fn report(switch: &Switch, as_json: bool) -> Result<(), Fail> {
     let row = |s: StationCounters| {
         let (sent, received) = (bytes(s.sent), bytes(s.received));
         let (pid, uid, full) = (s.pid.to_string(), s.uid.to_string(), s.frames.full.to_string());
-        vec![s.station.to_string(), pid, uid, sent, received, full]
+        let by = if s.is_relayed { "socket" } else { "memory" }.to_owned();
+        vec![s.station.to_string(), pid, uid, by, sent, received, full]
     };
     let rows: Vec<Vec<String>> = switch.stations().into_iter().map(row).collect();
     out::print(format_args!("{}: {line}\n", switch.nic().name))?;

@@ -304,8 +304,9 @@ pub fn list() -> Vec<PortInfo> {
     let dir = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();
     let mut names: Vec<String> = dir.filter_map(|e| e.file_name().into_string().ok()).collect();
     names.sort();
-    // Lock tables of regions are no segments.
-    let is_listed = |name: &&str| *name != "default" && !name.starts_with("locks-");
+    // Lock tables of regions and sockets of switches are no segments.
+    let is_other = |name: &str| name.starts_with("locks-") || name.ends_with(".sock");
+    let is_listed = |name: &&str| *name != "default" && !is_other(name);
     for name in names.iter().filter_map(|n| n.strip_prefix(&prefix)).filter(is_listed) {
         let what = match name {
             _ if name.starts_with("switch-") => {

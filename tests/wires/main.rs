@@ -44,6 +44,7 @@ mod soak;
 mod stations;
 mod stream;
 mod switch;
+mod upgrade;
 mod users;
 mod vlan;
 mod xdp;

@@ -106,7 +106,7 @@ fn words(s: &StationCounters) -> [u64; STATION_LEN] {
     let f = &s.frames;
     let mut words = [0; STATION_LEN];
     // An address is never 0.
-    words[..10].copy_from_slice(&[
+    words[..11].copy_from_slice(&[
         s.station.word(),
         s.pid.into(),
         s.sent,
@@ -117,6 +117,7 @@ fn words(s: &StationCounters) -> [u64; STATION_LEN] {
         f.spoofed,
         f.malformed,
         s.uid.into(),
+        s.is_relayed.into(),
     ]);
     words
 }
@@ -175,6 +176,9 @@ pub struct StationRow {
     pub spoofed: u64,
     /// Frames from it that are not barewire frames, or too long.
     pub malformed: u64,
+    /// Whether its frames pass a socket, since its process is of a build with another segment
+    /// layout.
+    pub is_relayed: bool,
 }
 
 pub(super) fn parse(loaded: &Loaded) -> SwitchSnapshot {
@@ -207,6 +211,7 @@ fn station_row(r: &[u64; STATION_LEN]) -> StationRow {
         spoofed: r[7],
         malformed: r[8],
         uid: r[9] as u32,
+        is_relayed: r[10] != 0,
     }
 }
 
@@ -261,6 +266,7 @@ mod tests {
         assert_eq!((seen.nic[2], seen.nic.len()), (("tx_frames", 1), NIC_NAMES.len()));
         let of = |station| *seen.stations.iter().find(|s| s.station == station).unwrap();
         assert_eq!((of(station).sent, of(other).received), (2, 1));
+        assert!(!of(station).is_relayed);
         assert!(of(station).sent_bytes >= 200 && of(other).received_bytes >= 100);
         let me = nix::unistd::getuid().as_raw();
         let asked = |publisher: &mut SwitchPublisher, switch: &mut Switch| {

@@ -8,7 +8,9 @@ use super::near::{device_offset, kind_of, options, with_option, with_options};
 use super::spec::{bad_spec, yes_or_no};
 use crate::backend::near::node_segment;
 use crate::backend::shm::ShmSettings;
-use crate::backend::switch::{CLIENTS_MAX, RUN_DIR, ServedUsers, Switch, SwitchedPort, socket_in};
+use crate::backend::switch::{
+    CLIENTS_MAX, OwnSocket, RUN_DIR, ServedUsers, Switch, SwitchedPort, listener_pid, socket_in,
+};
 use crate::error::OpenError;
 use crate::port::{Port, Station};
 
@@ -84,7 +86,7 @@ pub(super) fn join(spec: &str, choice: SwitchOption) -> Result<Attachment, OpenE
     };
     if port.is_none() && is_here && segment.switch_pid()?.is_none() {
         // This user's switch has ended, and may be restarted.
-        port = SwitchedPort::open(&segment, with_option(spec, "switch=yes"))?;
+        port = SwitchedPort::open_watched(&segment, with_option(spec, "switch=yes"))?;
     }
     match port {
         Some(port) => {
@@ -115,11 +117,20 @@ fn find_running(
     timeout: Duration,
 ) -> Result<Option<SwitchedPort>, OpenError> {
     let name = with_option(spec, "switch=yes");
-    if segment.path().exists()
-        && segment.switch_pid()?.is_some()
-        && let Some(port) = SwitchedPort::open(segment, name.clone())?
-    {
-        return Ok(Some(port));
+    let own = match segment.switch_pid() {
+        Ok(Some(_)) => SwitchedPort::open_watched(segment, name.clone())?,
+        Ok(None) => None,
+        // A switch of a build with another layout may run.
+        Err(OpenError::OtherVersion { .. }) => {
+            let socket = segment.switch_socket();
+            let is_recent = is_socket_recent(&socket);
+            let timeout = if is_recent { SWITCH_RESTART_TIMEOUT } else { Duration::ZERO };
+            SwitchedPort::attach(socket, segment, name.clone(), timeout)?
+        }
+        Err(why) => return Err(why),
+    };
+    if own.is_some() {
+        return Ok(own);
     }
     let requested = SwitchedPort::attach(socket_of(segment), segment, name, timeout);
     requested.map_err(|why| relabel(why, spec))
@@ -224,7 +235,9 @@ pub fn open_switch(spec: &str, access: &SwitchAccess) -> Result<Switch, OpenErro
         false => inner,
     };
     let nic = super::open_device(&format!("{}{inner}", &spec[..at]), false)?;
+    let own = OwnSocket::bind(&segment)?;
     let mut switch = Switch::open(&segment, nic)?;
+    switch.serve_own(own)?;
     let per_user = access.per_user.unwrap_or(CLIENTS_MAX);
     let served = switch.serve(&socket_of(&segment), access.served_users(), access.apart, per_user);
     match served {
@@ -256,7 +269,10 @@ pub fn check_switch(spec: &str) -> Result<String, OpenError> {
 /// Checks that no switch is running. Done before the device is opened, whose error would suggest to
 /// use a switch.
 fn check_no_switch(segment: &ShmSettings) -> Result<(), OpenError> {
-    let other = segment.switch_pid()?;
+    let other = match segment.switch_pid() {
+        Err(OpenError::OtherVersion { .. }) => listener_pid(&segment.switch_socket()),
+        other => other?,
+    };
     other.map_or(Ok(()), |pid| Err(OpenError::HasSwitch { path: segment.path(), pid }))
 }
 

@@ -11,7 +11,7 @@
 //! 208      its MAC | passes a kernel << 63                           under the segment's lock
 //! 4096     member 0.., 256 bytes each
 //!          +0   incarnation << 32 | 1 while attached, else 0          under the segment's lock
-//!               bit 1: a monitor; bit 2: a switch
+//!               bit 1: a monitor; bit 2: a switch; both: a leased address
 //!          +8   station    +16  pid (for messages only)               under the segment's lock
 //!          +24  frames that a monitor missed                          senders add
 //!          +32  name of a socket to sleep on, or 0                    the member
@@ -39,6 +39,7 @@
 //! A page that is not allocated is never touched: for want of memory that would be SIGBUS.
 
 use super::ring::slot_len;
+use super::version::version;
 use crate::board::{LEAVES, LONG_MAX, SHORT_MAX};
 
 /// "barewire" read as a little-endian number.
@@ -120,7 +121,7 @@ impl Layout {
         if word(0) != MAGIC {
             return Err("no segment of barewire".into());
         }
-        if word(1) != VERSION {
+        if word(1) != version() {
             return Err(format!("a segment of version {}", word(1)));
         }
         let size = |i| usize::try_from(word(i)).unwrap_or(0);
@@ -134,7 +135,7 @@ impl Layout {
     /// The inverse of [`parse`](Self::parse).
     pub(super) fn header(&self) -> [u8; HEADER_LEN] {
         let sizes = [self.members, self.ring_len, self.frame_max, self.file_len()];
-        let words = [MAGIC, VERSION].into_iter().chain(sizes.map(|n| n as u64));
+        let words = [MAGIC, version()].into_iter().chain(sizes.map(|n| n as u64));
         let mut header = [0; HEADER_LEN];
         for (to, word) in header.chunks_exact_mut(8).zip(words) {
             to.copy_from_slice(&word.to_le_bytes());

@@ -53,6 +53,7 @@
 mod board;
 mod ends;
 mod layout;
+mod lease;
 mod members;
 mod monitor;
 mod opening;
@@ -61,12 +62,14 @@ mod role;
 pub(crate) mod sealed;
 mod segment;
 mod slots;
+mod version;
 mod wait;
 
 #[cfg(test)]
 mod tests;
 
 pub(in crate::backend) use board::ShmBoard;
+pub(crate) use lease::AddressLease;
 pub use monitor::Monitor;
 pub(in crate::backend) use monitor::MonitorFeed;
 pub use role::Uplink;
@@ -96,10 +99,12 @@ use layout::MEMBERS_MAX;
 use members::{MemberSet, place_of, ring};
 use opening::Long;
 use ring::{Consumer, GRANULE, NoRoom, Producer, RingItem, WORD_LEN, slot_len};
-use role::{Role, is_monitor, is_switch};
+use role::{Role, is_addressed, is_monitor, is_switch};
 use segment::{CLOSED, DOORBELL, RawRing, WATCH};
 use wait::{Shared, Waiter};
 
+pub(crate) use segment::FileId;
+pub(crate) use version::version;
 pub(crate) use wait::{RECHECK, WakeSocket};
 
 /// Error text for a [`WakeSocket`] that cannot be made.
@@ -172,8 +177,19 @@ impl ShmSettings {
 
     /// The segment's file.
     pub fn path(&self) -> PathBuf {
-        let uid = nix::unistd::geteuid();
-        self.dir.join(format!("{FILE_PREFIX}{uid}-{}", self.name))
+        self.dir.join(format!("{}{}", self.file_prefix(), self.name))
+    }
+
+    /// How the names of this user's files begin.
+    pub(crate) fn file_prefix(&self) -> String {
+        format!("{FILE_PREFIX}{}-", nix::unistd::geteuid())
+    }
+
+    /// The socket at which processes of this user attach to the segment's switch.
+    pub(crate) fn switch_socket(&self) -> PathBuf {
+        let mut path = self.path().into_os_string();
+        path.push(".sock");
+        path.into()
     }
 
     /// Checks whether the segment could be joined or made, as far as can be seen; changes nothing.
@@ -197,6 +213,20 @@ impl ShmSettings {
     /// The file cannot be looked at, or is no segment.
     pub(crate) fn switch_pid(&self) -> Result<Option<u32>, OpenError> {
         segment::switch_of(self)
+    }
+
+    /// Removes the segment's file if it is of a build with another layout, and returns whether it
+    /// was. Its members keep it mapped. To be called by whoever alone may be the segment's switch.
+    ///
+    /// # Errors
+    /// The file cannot be removed.
+    pub(crate) fn remove_other_version(&self) -> Result<bool, OpenError> {
+        segment::remove_other_version(&self.path())
+    }
+
+    /// Device and inode number of the segment's file.
+    pub(crate) fn file_id(&self) -> Option<FileId> {
+        segment::file_id(&std::fs::metadata(self.path()).ok()?)
     }
 
     /// The MTU of a port opened now; `None` if it would not open. Changes nothing.
@@ -266,7 +296,7 @@ impl ShmSettings {
 /// Default length of a ring.
 const RING_LEN: usize = 1 << 20;
 /// Default MTU: what is left of 64 KiB beside an Ethernet header, rounded down to 16.
-const MTU: usize = 65_520;
+pub(crate) const MTU: usize = 65_520;
 
 /// A member of a segment.
 pub struct ShmPort {
@@ -628,6 +658,18 @@ impl ShmPort {
         &self.shared.seg.path
     }
 
+    /// Lets the addresses that new members get begin elsewhere. Those of a removed segment, whose
+    /// processes keep them, are not known here.
+    pub(crate) fn skip_addresses(&self) {
+        let start = now_ns() & u64::from(u32::MAX);
+        self.shared.seg.word(layout::NEXT_INC).store(start, Relaxed);
+    }
+
+    /// Device and inode number of the segment's file.
+    pub(crate) fn file_id(&self) -> Option<FileId> {
+        self.shared.seg.file_id()
+    }
+
     /// A socket to sleep on this port and on other descriptors. Excludes the use of
     /// [`Port::waiter`].
     ///
@@ -667,7 +709,7 @@ impl ShmPort {
         let Shared { seg, me, .. } = &*self.shared;
         (0..seg.places()).filter(|&m| m != *me).filter_map(|m| {
             let state = seg.state(m).load(Acquire);
-            if state == 0 || is_monitor(state) {
+            if !is_addressed(state) {
                 return None;
             }
             let station = Station::from_word(seg.station(m).load(Relaxed));
@@ -939,8 +981,8 @@ impl ShmPort {
         self.epoch = epoch;
         for (m, peer) in self.peers.iter_mut().enumerate().take(seg.places()) {
             let state = seg.state(m).load(Acquire);
-            // A monitor has no address.
-            let key = if is_monitor(state) { NO_KEY } else { seg.station(m).load(Relaxed) };
+            // A monitor has no address, and a lease is no member to send to.
+            let key = if is_addressed(state) { seg.station(m).load(Relaxed) } else { NO_KEY };
             *peer = Peer { state, key };
         }
         let all = self.peers.iter().enumerate();
@@ -969,7 +1011,7 @@ impl ShmPort {
             let Peer { state, key } = self.peers[r];
             // Not to its source either, if it is forwarded.
             let is_other = r != self.shared.me && key != frame.src_word();
-            if !is_other || state == 0 || is_monitor(state) {
+            if !is_other || !is_addressed(state) {
                 continue;
             }
             let is_open = self.tx_rings[r].is_open || matches!(self.connect(r), Tx::Sent);

@@ -6,6 +6,7 @@ use crate::mac::MacAddr;
 const STATION: u64 = 1;
 const MONITOR: u64 = 3;
 const SWITCH: u64 = 5;
+const LEASE: u64 = 7;
 const ROLE: u64 = 7;
 
 /// The role of a member.
@@ -19,6 +20,8 @@ pub(super) enum Role {
     Switch(Uplink),
     /// Sends everything to the switch, and receives from it alone.
     Leaf,
+    /// Has an address that no other member gets, and no frames.
+    Lease,
 }
 
 impl Role {
@@ -28,6 +31,7 @@ impl Role {
             Self::Station | Self::Leaf => STATION,
             Self::Monitor => MONITOR,
             Self::Switch(_) => SWITCH,
+            Self::Lease => LEASE,
         }
     }
 }
@@ -37,12 +41,18 @@ pub(super) fn is_monitor(state: u64) -> bool {
     state & ROLE == MONITOR
 }
 
+/// Whether frames are addressed to a member with this state: a station or the switch.
+pub(super) fn is_addressed(state: u64) -> bool {
+    [STATION, SWITCH].contains(&(state & ROLE))
+}
+
 /// Whether a member with this state is a switch.
 pub(super) fn is_switch(state: u64) -> bool {
     state & ROLE == SWITCH
 }
 
-/// The link that a switch forwards to, as stored in its segment's header.
+/// The link that a switch forwards to, as stored in its segment's header, and sent to processes of
+/// builds with another layout: its words do not change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Uplink {
     /// Largest number of bytes after the Ethernet header; 0 in a segment that never had a switch.
@@ -61,7 +71,7 @@ pub struct Uplink {
 }
 
 impl Uplink {
-    pub(super) fn to_words(self) -> [u64; 3] {
+    pub(crate) fn to_words(self) -> [u64; 3] {
         let rto_floor_us = u64::from(self.rto_floor_us & i32::MAX as u32);
         let [damages, via_kernel] = [self.damages, self.via_kernel].map(u64::from);
         [
@@ -71,7 +81,7 @@ impl Uplink {
         ]
     }
 
-    pub(super) fn from_words([sizes, link_bps, mac]: [u64; 3]) -> Self {
+    pub(crate) fn from_words([sizes, link_bps, mac]: [u64; 3]) -> Self {
         let rto_floor_us = (sizes >> 32) as u32 & i32::MAX as u32;
         let (mtu, damages, via_kernel) = (sizes as u32, sizes >> 63 != 0, mac >> 63 != 0);
         Self { mtu, rto_floor_us, damages, via_kernel, link_bps, mac: MacAddr::from_u64(mac) }

@@ -318,6 +318,27 @@ fn inspect(settings: &ShmSettings) -> Result<Option<(File, Layout)>, OpenError> 
     Ok(Some((file, layout)))
 }
 
+/// Removes the segment at `path` if it has another version. Returns whether it did.
+pub(super) fn remove_other_version(path: &Path) -> Result<bool, OpenError> {
+    let mut options = OpenOptions::new();
+    options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK);
+    let mut header = [0; 16];
+    let is_read = options.open(path).is_ok_and(|file| {
+        let is_ours = file.metadata().is_ok_and(|meta| check_owner(path, &meta).is_ok());
+        is_ours && file.read_exact_at(&mut header, 0).is_ok()
+    });
+    let here = [MAGIC, super::version::version()].map(u64::to_le_bytes);
+    if !is_read || header[..8] != here[0] || header[8..] == here[1] {
+        return Ok(false);
+    }
+    tracing::warn!(
+        "{}: replaced, since its processes are of a build with another segment layout",
+        path.display()
+    );
+    std::fs::remove_file(path).map_err(|e| os("cannot remove", path, e))?;
+    Ok(true)
+}
+
 /// Removes segments beside `path` that only dead processes of this user used: their memory would
 /// stay allocated until their names were used again, which jobs never do. Files that cannot be
 /// opened stay.
@@ -468,7 +489,7 @@ fn read_layout(file: &File, path: &Path) -> Result<Layout, OpenError> {
     let other = |found: String| OpenError::OtherVersion {
         path: path.to_owned(),
         found,
-        version: super::layout::VERSION,
+        version: super::version::version(),
     };
     let mut header = [0; HEADER_LEN];
     file.read_exact_at(&mut header, 0).map_err(|_| other("too short for a segment".into()))?;
@@ -567,9 +588,17 @@ fn map_part(file: &File, at: usize, len: usize) -> io::Result<MmapRaw> {
 }
 
 /// Device and number of a file.
-type FileId = (u64, u64);
+pub(crate) type FileId = (u64, u64);
+
+pub(super) fn file_id(meta: &std::fs::Metadata) -> Option<FileId> {
+    Some((meta.dev(), meta.ino()))
+}
 
 impl Segment {
+    pub(super) fn file_id(&self) -> Option<FileId> {
+        file_id(&self.file.metadata().ok()?)
+    }
+
     pub(super) fn word(&self, at: usize) -> &AtomicU64 {
         let words = &self.map.words;
         assert!(at.is_multiple_of(8) && at + 8 <= words.len());

@@ -1,4 +1,4 @@
-//! Client side of the handshake: a process asks the switch of another user for a segment.
+//! Client side of the handshake: a process asks a switch to be a station.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -10,6 +10,7 @@ use nix::sys::socket::sockopt::PeerCredentials;
 use nix::sys::socket::{UnixAddr, connect, getsockopt};
 
 use super::handshake::{Incoming, Message, Refusal, Socket};
+use crate::backend::shm::Uplink;
 use crate::backend::{readable, sleep};
 use crate::error::{OPEN_FILES, OpenError};
 use crate::port::Station;
@@ -33,24 +34,42 @@ pub fn socket_in(dir: &Path, segment: &str) -> PathBuf {
 pub(super) struct Grant {
     /// Stays open for as long as both the switch and this process live.
     pub(super) socket: Socket,
-    pub(super) file: File,
-    pub(super) station: Station,
+    pub(super) way: Way,
 }
 
-/// Asks the switch at `path` for the address `station`, or for any. `None` without a switch: at
-/// once if there is no socket, and after `patience` if nobody listens at it, as between a killed
-/// switch and its successor.
+/// How frames reach the switch.
+pub(super) enum Way {
+    /// Through the segment in this file, under this address.
+    Segment(File, Station),
+    /// Through the segment of its own user, which has a name.
+    Named,
+    /// Through the connection, under this address: the switch is of a build whose segments have
+    /// another layout.
+    Relayed(Station, Uplink),
+}
+
+/// Whom to ask for what.
+#[derive(Clone)]
+pub(super) struct Request {
+    /// The switch's socket.
+    pub(super) path: PathBuf,
+    /// The address, or any.
+    pub(super) station: Option<Station>,
+    /// Version of the layout that segments have here.
+    pub(super) version: u64,
+    /// Whether only a switch of our own user is trusted at the socket.
+    pub(super) is_own: bool,
+}
+
+/// Asks a switch. `None` without one: at once if there is no socket, and after `patience` if nobody
+/// listens at it, as between a killed switch and its successor.
 ///
 /// # Errors
 /// The switch refuses this user or has no resources, or whoever listens is not trusted.
-pub(super) fn attach(
-    path: &Path,
-    station: Option<Station>,
-    patience: Duration,
-) -> Result<Option<Grant>, OpenError> {
+pub(super) fn attach(request: &Request, patience: Duration) -> Result<Option<Grant>, OpenError> {
     let until = Instant::now() + patience;
     loop {
-        match try_attach(path, station)? {
+        match try_attach(request)? {
             AttachResult::Attached(grant) => return Ok(Some(grant)),
             AttachResult::NoListener if Instant::now() < until => std::thread::sleep(RETRY),
             AttachResult::NoListener | AttachResult::NoSocket => return Ok(None),
@@ -66,11 +85,12 @@ enum AttachResult {
     NoListener,
 }
 
-fn try_attach(path: &Path, station: Option<Station>) -> Result<AttachResult, OpenError> {
+fn try_attach(request: &Request) -> Result<AttachResult, OpenError> {
+    let Request { path, station, version, is_own } = request;
     let os = |what, errno: Errno, hint| OpenError::os(what, path, errno, hint);
     let no_socket = |e| OpenError::os("cannot make a socket for", path, e, OPEN_FILES);
     let socket = Socket::new().map_err(no_socket)?;
-    let to = UnixAddr::new(path).map_err(|errno| os("cannot ask", errno, ""))?;
+    let to = UnixAddr::new(path.as_path()).map_err(|errno| os("cannot ask", errno, ""))?;
     match connect(socket.fd(), &to) {
         Ok(()) => {}
         Err(Errno::ENOENT | Errno::ENOTDIR) => return Ok(AttachResult::NoSocket),
@@ -82,36 +102,52 @@ fn try_attach(path: &Path, station: Option<Station>) -> Result<AttachResult, Ope
             return Err(os("cannot ask the switch at", errno, hint));
         }
     }
-    check_trust(path, &socket)?;
+    check_trust(path, &socket, *is_own)?;
     // A switch that refuses the user has already sent that and closed: a failed send is no error.
-    socket.send(Message::Hello(station), None);
+    socket.send(Message::Hello { station: *station, version: *version }, None);
     let until = Instant::now() + ANSWER_TIMEOUT;
     loop {
-        match socket.recv(true) {
+        let way = match socket.recv(true) {
+            // The sender was checked by `check_trust`.
             Incoming::Message(Message::Welcome(station), Some(fd)) => {
-                // The sender was checked by `check_trust`.
-                let file = fd.into_inner().into();
-                return Ok(AttachResult::Attached(Grant { socket, file, station }));
+                Way::Segment(fd.into_inner().into(), station)
             }
+            Incoming::Message(Message::Relayed(station, uplink), None) => {
+                Way::Relayed(station, uplink)
+            }
+            Incoming::Message(Message::Named, None) => Way::Named,
             Incoming::Message(Message::Refused(why), _) => return Err(refusal_error(path, why)),
             Incoming::NoDescriptor => {
                 let what = "cannot take what is given by the switch at";
                 return Err(os(what, Errno::EMFILE, OPEN_FILES));
             }
             Incoming::Message(..) | Incoming::Closed => return Ok(AttachResult::NoListener),
-            Incoming::Empty => {}
-        }
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(os("no answer from the switch at", Errno::ETIMEDOUT, "; is it stopped?"));
-        }
-        sleep(&mut [readable(socket.fd())], left);
+            Incoming::Empty => {
+                let left = until.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    let what = "no answer from the switch at";
+                    return Err(os(what, Errno::ETIMEDOUT, "; is it stopped?"));
+                }
+                sleep(&mut [readable(socket.fd())], left);
+                continue;
+            }
+        };
+        return Ok(AttachResult::Attached(Grant { socket, way }));
     }
 }
 
-/// Checks that the listener runs as root, as our user, or as the directory's owner: it will see
-/// all our frames.
-fn check_trust(path: &Path, socket: &Socket) -> Result<(), OpenError> {
+/// The process that listens at `path`, if one does: in its own pid namespace, and 0 if it is of one
+/// that cannot be seen from here.
+pub(crate) fn listener_pid(path: &Path) -> Option<u32> {
+    let socket = Socket::new().ok()?;
+    connect(socket.fd(), &UnixAddr::new(path).ok()?).ok()?;
+    let peer = getsockopt(&socket.0, PeerCredentials).ok()?;
+    u32::try_from(peer.pid()).ok()
+}
+
+/// Checks that the listener runs as our user or, unless it has to be `own`, as root or as the
+/// directory's owner: it will see all our frames.
+fn check_trust(path: &Path, socket: &Socket, own: bool) -> Result<(), OpenError> {
     let untrusted = |why: String, mend: String| {
         let why = format!("not safe to ask: {why}");
         OpenError::device(path.display().to_string(), libc::EACCES, why, mend)
@@ -119,14 +155,14 @@ fn check_trust(path: &Path, socket: &Socket) -> Result<(), OpenError> {
     let dir = path.parent().unwrap_or(Path::new("/"));
     let see = || format!("see: ls -ld {}", dir.display());
     let meta = std::fs::metadata(dir).map_err(|e| untrusted(e.to_string(), see()))?;
-    if meta.mode() & 0o002 != 0 {
+    if meta.mode() & 0o002 != 0 && !own {
         let mend = format!("chmod o-w {}", dir.display());
         return Err(untrusted("everybody may make files beside it".into(), mend));
     }
     let peer =
         getsockopt(&socket.0, PeerCredentials).map_err(|e| untrusted(e.to_string(), see()))?;
-    let own = nix::unistd::geteuid().as_raw();
-    if [0, own, meta.uid()].contains(&peer.uid()) {
+    let ours = nix::unistd::geteuid().as_raw();
+    if peer.uid() == ours || !own && [0, meta.uid()].contains(&peer.uid()) {
         return Ok(());
     }
     let why = format!("user {} listens, and user {} has the directory", peer.uid(), meta.uid());

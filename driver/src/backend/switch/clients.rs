@@ -1,4 +1,5 @@
-//! The switch's clients: stations of other users, and the segments made for those users.
+//! The switch's clients: stations of other users, the segments made for those users, and stations
+//! whose segments have another layout than those of this build, of any user.
 
 use std::fs::File;
 use std::time::{Duration, Instant};
@@ -7,9 +8,10 @@ use nix::sys::epoll::Epoll;
 
 use super::SegmentPort;
 use super::handshake::Refusal;
-use super::listener::{AttachRequest, CLIENTS_MAX, Event, Listener};
+use super::listener::{AttachRequest, CLIENTS_MAX, Event, Grant, Listener};
+use super::relays::Relays;
 use super::reserved::Reserved;
-use crate::backend::shm::{ShmPort, ShmSettings, Uplink, sealed};
+use crate::backend::shm::{self, AddressLease, ShmPort, ShmSettings, Uplink, sealed};
 use crate::error::OpenError;
 use crate::port::{MacAddr, Station};
 
@@ -24,13 +26,15 @@ pub(super) struct SegmentTemplate<'a> {
     pub(super) uplink: Uplink,
     /// The NIC's address.
     pub(super) nic: MacAddr,
+    /// Longest frame that is forwarded.
+    pub(super) frame_max: usize,
 }
 
 /// All clients, their users' segments and the listener that accepts them.
 pub(super) struct Clients {
     /// Dropped before the listener: an old record without a socket beside it would be removed by
     /// the [`sweep`](super::stale::sweep) of another switch.
-    reserved: Reserved,
+    pub(super) reserved: Option<Reserved>,
     pub(super) listener: Listener,
     pub(super) users: Vec<User>,
     clients: Vec<Client>,
@@ -47,16 +51,19 @@ pub(super) struct User {
     empty_since: Option<Instant>,
 }
 
-/// A process of another user, which is one station.
+/// A process that is a station by the switch's knowledge: not one in the switch's own segment.
 struct Client {
     number: u64,
     uid: u32,
     pid: u32,
     station: Station,
+    /// Keeps the address from members of the switch's own segment; of its own user alone.
+    lease: Option<AddressLease>,
 }
 
 impl Clients {
-    pub(super) fn new(reserved: Reserved, listener: Listener) -> Self {
+    pub(super) fn new() -> Self {
+        let (reserved, listener) = (None, Listener::new());
         Self { reserved, listener, users: Vec::new(), clients: Vec::new(), next_number: 0 }
     }
 
@@ -66,8 +73,8 @@ impl Clients {
         segments: &'a [SegmentPort],
     ) -> impl Iterator<Item = (Station, u32, usize)> + 'a {
         self.clients.iter().filter_map(|client| {
-            let i = segments.iter().skip(1).position(|of| of.uid == client.uid)?;
-            Some((client.station, client.pid, i + 1))
+            let i = segment_of(client, segments)?;
+            Some((client.station, client.pid, i))
         })
     }
 
@@ -78,77 +85,143 @@ impl Clients {
         epoll: &Epoll,
         template: &SegmentTemplate<'_>,
     ) -> bool {
+        let mut ended: Vec<u64> = segments
+            .iter_mut()
+            .flat_map(|of| of.relays.as_mut())
+            .flat_map(Relays::take_ended)
+            .collect();
+        ended.iter().for_each(|&number| self.listener.remove(number));
         let mut is_changed = false;
         for event in self.listener.poll(epoll) {
             match event {
-                Event::Disconnected(number) => {
-                    self.clients.retain(|client| client.number != number);
-                    is_changed = true;
-                }
+                Event::Disconnected(number) => ended.push(number),
                 Event::Attach(asking) => {
-                    let answer = self.admit(&asking, segments, epoll, template);
-                    let station = answer.as_ref().ok().map(|(station, _)| *station);
-                    let AttachRequest { client: number, uid, pid, .. } = asking;
-                    if self.listener.answer(number, answer)
-                        && let Some(station) = station
-                    {
-                        self.clients.push(Client { number, uid, pid, station });
-                        is_changed = true;
-                    }
+                    is_changed |= self.attach(&asking, segments, epoll, template);
                 }
             }
         }
-        if is_changed {
-            let given = self.clients.iter().map(|client| (client.station, client.uid));
-            self.reserved.write(given);
+        let before = self.clients.len();
+        self.clients.retain(|client| !ended.contains(&client.number));
+        is_changed |= self.clients.len() < before;
+        if is_changed && let Some(reserved) = &mut self.reserved {
+            let others = self.clients.iter().filter(|client| client.lease.is_none());
+            reserved.write(others.map(|client| (client.station, client.uid)));
         }
         is_changed | self.remove_idle_segments(segments)
     }
 
-    /// Chooses the address of a new station and opens its user's segment for it, as an open file of
-    /// its own. Makes the segment if the user has none.
+    /// Answers a request. True if there is a new station.
+    fn attach(
+        &mut self,
+        asking: &AttachRequest,
+        segments: &mut Vec<SegmentPort>,
+        epoll: &Epoll,
+        template: &SegmentTemplate<'_>,
+    ) -> bool {
+        let &AttachRequest { client: number, uid, pid, version, is_own, .. } = asking;
+        if is_own && version == shm::version() {
+            self.listener.answer(number, &Ok(Grant::Named));
+            return false;
+        }
+        let admitted = self.admit(asking, segments, epoll, template);
+        let (grant, lease) = match admitted {
+            Ok((grant, lease)) => (Ok(grant), lease),
+            Err(why) => (Err(why), None),
+        };
+        if !self.listener.answer(number, &grant) {
+            return false;
+        }
+        let station = match grant {
+            Ok(Grant::Segment(station, _) | Grant::Relayed(station, _)) => station,
+            Ok(Grant::Named) | Err(_) => return false,
+        };
+        let client = Client { number, uid, pid, station, lease };
+        if matches!(grant, Ok(Grant::Relayed(..))) {
+            tracing::warn!(uid, pid, %station, version, "a process of a build with another segment                 layout: its frames pass a socket, slower");
+            let socket = self.listener.take_over(number, epoll);
+            let of = segment_of(&client, segments).map(|i| &mut segments[i]);
+            let added = of.zip(socket).is_some_and(|(of, socket)| {
+                of.relays(template.frame_max, epoll)
+                    .is_some_and(|relays| relays.add(number, station, socket))
+            });
+            if !added {
+                self.listener.remove(number);
+                return false;
+            }
+        }
+        self.clients.push(client);
+        true
+    }
+
+    /// Chooses the address of a new station. Opens its user's segment for it, as an open file of
+    /// its own, if it knows the layout. Makes the segment if the user has none.
     fn admit(
         &mut self,
         asking: &AttachRequest,
         segments: &mut Vec<SegmentPort>,
         epoll: &Epoll,
         template: &SegmentTemplate<'_>,
-    ) -> Result<(Station, File), Refusal> {
-        let is_free = |station: Station, own: &mut ShmPort| {
-            let is_taken = self.clients.iter().any(|client| client.station == station)
-                || self.reserved.is_reserved_for_other(asking.uid, station);
-            !(is_taken || own.has(station))
-        };
-        let own = &mut segments[0].port;
-        let station = match asking.station {
-            Some(station) if !self.may_have(asking.uid, station, template) => {
-                return Err(Refusal::AddressNotAllowed);
-            }
-            Some(station) if is_free(station, own) => station,
-            Some(_) => return Err(Refusal::AddressInUse),
-            None => Station::OF_CLIENTS
-                .skip(self.next_number)
-                .chain(Station::OF_CLIENTS.take(self.next_number))
-                .map(|number| Station { mac: template.nic, number })
-                .find(|&station| is_free(station, own) && !self.reserved.is_reserved(station))
-                .ok_or(Refusal::AddressInUse)?,
-        };
-        let given = station.number.wrapping_sub(Station::OF_CLIENTS.start);
-        self.next_number = (usize::from(given) + 1) % Station::OF_CLIENTS.len();
-        let no_room = |why: &dyn std::fmt::Display| {
-            tracing::warn!(uid = asking.uid, "no segment for a process of this user: {why}");
-            Refusal::NoResources
-        };
+    ) -> Result<(Grant, Option<AddressLease>), Refusal> {
+        let station = self.choose_station(asking, segments, template)?;
+        let relayed = Grant::Relayed(station, template.uplink);
+        if asking.is_own {
+            let lease = AddressLease::take(template.settings, station);
+            let lease = lease.map_err(|why| match why {
+                OpenError::AddressInUse { .. } => Refusal::AddressInUse,
+                _ => no_room(asking.uid, &why),
+            })?;
+            return Ok((relayed, Some(lease)));
+        }
+        let no_room = |why: &dyn std::fmt::Display| no_room(asking.uid, why);
         if !self.users.iter().any(|user| user.uid == asking.uid) {
             let made = segment_for(asking.uid, epoll, template);
             let (file, stations) = made.map_err(|why| no_room(&why))?;
             segments.push(stations);
             self.users.push(User { uid: asking.uid, file, empty_since: None });
         }
+        if asking.version != shm::version() {
+            return Ok((relayed, None));
+        }
         let user = self.users.iter_mut().find(|user| user.uid == asking.uid);
         let user = user.ok_or(Refusal::NoResources)?;
         let file = sealed::reopen(&user.file).map_err(|why| no_room(&why))?;
-        Ok((station, file))
+        Ok((Grant::Segment(station, file), None))
+    }
+
+    /// The address of a new station: what it asks for, or a free one.
+    fn choose_station(
+        &mut self,
+        asking: &AttachRequest,
+        segments: &mut [SegmentPort],
+        template: &SegmentTemplate<'_>,
+    ) -> Result<Station, Refusal> {
+        let reserved = self.reserved.as_ref();
+        let is_free = |station: Station, own: &mut ShmPort| {
+            let is_taken = self.clients.iter().any(|client| client.station == station)
+                || reserved.is_some_and(|it| it.is_reserved_for_other(asking.uid, station));
+            !(is_taken || own.has(station))
+        };
+        let own = &mut segments[0].port;
+        // Each way to an address has a range of its own.
+        let numbers = if asking.is_own { Station::OF_SWITCH } else { Station::OF_CLIENTS };
+        let skipped = self.next_number % numbers.len();
+        let station = match asking.station {
+            Some(station) if !asking.is_own && !self.may_have(asking.uid, station, template) => {
+                return Err(Refusal::AddressNotAllowed);
+            }
+            Some(station) if is_free(station, own) => station,
+            Some(_) => return Err(Refusal::AddressInUse),
+            None => (numbers.clone().skip(skipped).chain(numbers.clone().take(skipped)))
+                .map(|number| Station { mac: template.nic, number })
+                .find(|&station| {
+                    let is_reserved = reserved.is_some_and(|it| it.is_reserved(station));
+                    !is_reserved && is_free(station, own)
+                })
+                .ok_or(Refusal::AddressInUse)?,
+        };
+        let given = station.number.wrapping_sub(numbers.start);
+        self.next_number = (usize::from(given) + 1) % Station::OF_CLIENTS.len();
+        Ok(station)
     }
 
     /// Whether a process of this user may ask for an address: a client's number behind the NIC's
@@ -157,8 +230,9 @@ impl Clients {
         let is_guests =
             station.mac == template.nic && Station::OF_CLIENTS.contains(&station.number);
         is_guests
-            || self.reserved.is_reserved(station)
-                && !self.reserved.is_reserved_for_other(uid, station)
+            || self.reserved.as_ref().is_some_and(|reserved| {
+                reserved.is_reserved(station) && !reserved.is_reserved_for_other(uid, station)
+            })
     }
 
     /// Drops segments without a station for [`LINGER`]. True if any was.
@@ -176,6 +250,17 @@ impl Clients {
         }
         is_changed
     }
+}
+
+/// Index of a client's segment.
+fn segment_of(client: &Client, segments: &[SegmentPort]) -> Option<usize> {
+    let of_user = || segments.iter().skip(1).position(|of| of.uid == client.uid);
+    if client.lease.is_some() { Some(0) } else { of_user().map(|i| i + 1) }
+}
+
+fn no_room(uid: u32, why: &dyn std::fmt::Display) -> Refusal {
+    tracing::warn!(uid, "no segment for a process of this user: {why}");
+    Refusal::NoResources
 }
 
 /// Makes a segment for processes of a user, and joins it as its switch.

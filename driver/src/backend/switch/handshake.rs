@@ -1,10 +1,20 @@
-//! Messages between a switch and a process of another user over a Unix socket
-//! (`SOCK_SEQPACKET`): one request, and one reply with a descriptor. The connection then stays
-//! open: its end tells each side that the other has ended.
+//! Messages between a switch and a process over a Unix socket (`SOCK_SEQPACKET`): one request, and
+//! one reply. The connection then stays open: its end tells each side that the other has ended.
 //!
 //! ```text
-//! 0   "bw-gues2"    8   kind    16  address, 0 for none
+//! 0   "bwswitch"    8   kind    16  address, 0 for none    24  three words of the kind, or 0
+//!
+//! kind  1 hello: version of the process's segment layout
+//!       2 welcome, with the descriptor of a segment of that layout
+//!       3 relayed: the uplink (`Uplink::to_words`); later messages both ways are Ethernet frames
+//!       4 named: the segment has a name, and that layout
+//!      16 and up, refused: `REFUSALS`
 //! ```
+//!
+//! # Stability
+//! Processes outlive the switch that they attached to, and attach to one of another build: these
+//! messages and [`Uplink::to_words`] do not change. A later build may add kinds, and gives an
+//! unknown layout the reply `relayed`. See "What does not change" in docs/wires.md.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -13,19 +23,27 @@ use nix::errno::Errno;
 
 use crate::backend::bound::seqpacket;
 use crate::backend::lock::NotInChildren;
+use crate::backend::shm::Uplink;
 use crate::backend::unix::{DeferredClose, Received, receive, send};
 use crate::port::Station;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"bw-gues2");
-const LEN: usize = 24;
+const MAGIC: u64 = u64::from_le_bytes(*b"bwswitch");
+const WORDS: usize = 6;
+const LEN: usize = 8 * WORDS;
 
 /// A message of either side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Message {
-    /// Request of the process: a station, with this address if there is one.
-    Hello(Option<Station>),
+    /// Request of a process whose segments have the layout `version`: a station, with this address
+    /// if there is one.
+    Hello { station: Option<Station>, version: u64 },
     /// Reply of the switch: the station's address. The segment's descriptor comes with it.
     Welcome(Station),
+    /// Reply of a switch whose segments have another layout: the station's address, and what its
+    /// frames are forwarded to. From now on each message is a frame.
+    Relayed(Station, Uplink),
+    /// Reply of the switch to a process of its own user: it may join the segment by its name.
+    Named,
     /// Reply of the switch: no station.
     Refused(Refusal),
 }
@@ -55,40 +73,48 @@ const REFUSALS: [Refusal; 5] = [
 ];
 const HELLO: u64 = 1;
 const WELCOME: u64 = 2;
+const RELAYED: u64 = 3;
+const NAMED: u64 = 4;
 const REFUSED: u64 = 16;
 
 impl Message {
     fn encode(self) -> [u8; LEN] {
-        let (kind, station) = match self {
-            Self::Hello(station) => (HELLO, station.map_or(0, Station::word)),
-            Self::Welcome(station) => (WELCOME, station.word()),
+        let (kind, address, rest) = match self {
+            Self::Hello { station, version } => {
+                (HELLO, station.map_or(0, Station::word), [version, 0, 0])
+            }
+            Self::Welcome(station) => (WELCOME, station.word(), [0; 3]),
+            Self::Relayed(station, uplink) => (RELAYED, station.word(), uplink.to_words()),
+            Self::Named => (NAMED, 0, [0; 3]),
             Self::Refused(why) => {
                 let at = REFUSALS.iter().position(|&known| known == why).unwrap_or(0);
-                (REFUSED + at as u64, 0)
+                (REFUSED + at as u64, 0, [0; 3])
             }
         };
         let mut bytes = [0; LEN];
-        for (to, word) in bytes.chunks_exact_mut(8).zip([MAGIC, kind, station]) {
+        let words = [MAGIC, kind, address].into_iter().chain(rest);
+        for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
             to.copy_from_slice(&word.to_le_bytes());
         }
         bytes
     }
 
     fn parse(bytes: &[u8; LEN]) -> Option<Self> {
-        let word = |i: usize| {
+        let words: [u64; WORDS] = std::array::from_fn(|i| {
             let mut word = [0; 8];
             word.copy_from_slice(&bytes[i * 8..][..8]);
             u64::from_le_bytes(word)
-        };
-        let (kind, address) = (word(1), word(2));
-        if word(0) != MAGIC {
-            return None;
-        }
-        let station = Station::from_word(address);
-        match kind {
-            HELLO => Some(Self::Hello((address != 0).then_some(station))),
-            WELCOME if address != 0 => Some(Self::Welcome(station)),
-            _ if address == 0 => {
+        });
+        let [MAGIC, kind, address, rest @ ..] = words else { return None };
+        let station = Some(Station::from_word(address)).filter(|_| address != 0);
+        match (kind, station, rest) {
+            (HELLO, station, [version, 0, 0]) => Some(Self::Hello { station, version }),
+            (WELCOME, Some(station), [0, 0, 0]) => Some(Self::Welcome(station)),
+            (RELAYED, Some(station), uplink) => {
+                Some(Self::Relayed(station, Uplink::from_words(uplink)))
+            }
+            (NAMED, None, [0, 0, 0]) => Some(Self::Named),
+            (_, None, [0, 0, 0]) => {
                 let at = usize::try_from(kind.checked_sub(REFUSED)?).ok()?;
                 REFUSALS.get(at).map(|&why| Self::Refused(why))
             }
@@ -162,9 +188,16 @@ mod tests {
     #[test]
     fn messages_parse_to_what_was_encoded() {
         let station = Station { number: 7, ..Station::at([2, 1, 2, 3, 4, 5]) };
-        let hellos =
-            [Message::Hello(None), Message::Hello(Some(station)), Message::Welcome(station)];
-        let all = hellos.into_iter().chain(REFUSALS.map(Message::Refused));
+        let mac = station.mac;
+        let uplink = Uplink { mtu: 1500, link_bps: 9, damages: true, mac, ..Uplink::default() };
+        let others = [
+            Message::Hello { station: None, version: 8 },
+            Message::Hello { station: Some(station), version: 9 },
+            Message::Welcome(station),
+            Message::Relayed(station, uplink),
+            Message::Named,
+        ];
+        let all = others.into_iter().chain(REFUSALS.map(Message::Refused));
         for message in all {
             let bytes = message.encode();
             assert_eq!(Message::parse(&bytes), Some(message));
@@ -172,23 +205,27 @@ mod tests {
                 let mut other = bytes;
                 other[bit / 8] ^= 1 << (bit % 8);
                 let read = Message::parse(&other);
-                assert!(read != Some(message), "{message:?} bit {bit}");
+                // The uplink has two unused bytes.
+                let is_unused = matches!(message, Message::Relayed(..)) && bit >= 64 * 5 + 48;
+                assert!(read != Some(message) || is_unused, "{message:?} bit {bit}");
                 assert!(bit >= 64 || read.is_none());
             }
         }
     }
+
+    const HELLO: Message = Message::Hello { station: None, version: 8 };
 
     #[test]
     fn a_descriptor_is_received_and_noise_closes() {
         let (a, b) = std::os::unix::net::UnixDatagram::pair().unwrap();
         let (a, b) = (Socket::own(a.into()), Socket::own(b.into()));
         assert!(matches!(b.recv(true), Incoming::Empty));
-        assert!(a.send(Message::Hello(None), Some(a.fd())));
-        assert!(matches!(b.recv(true), Incoming::Message(Message::Hello(None), Some(_))));
-        assert!(a.send(Message::Hello(None), Some(a.fd())));
+        assert!(a.send(HELLO, Some(a.fd())));
+        assert!(matches!(b.recv(true), Incoming::Message(HELLO, Some(_))));
+        assert!(a.send(HELLO, Some(a.fd())));
         assert!(matches!(b.recv(false), Incoming::Closed));
-        assert!(a.send(Message::Hello(None), None));
-        assert!(matches!(b.recv(false), Incoming::Message(Message::Hello(None), None)));
+        assert!(a.send(HELLO, None));
+        assert!(matches!(b.recv(false), Incoming::Message(HELLO, None)));
         nix::unistd::write(&a.0, b"noise").unwrap();
         assert!(matches!(b.recv(true), Incoming::Closed));
     }

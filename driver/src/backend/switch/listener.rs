@@ -1,4 +1,5 @@
-//! The listening socket at which processes of other users ask a switch for a segment.
+//! The listening sockets at which processes ask a switch to be stations: one for processes of the
+//! switch's own user, and one for those of all users that it serves.
 //!
 //! One connection is one process: the kernel tells its user ([`PeerCredentials`]), and its end is
 //! the end of the connection. No client can make the switch wait: a message that does not fit the
@@ -6,28 +7,35 @@
 //! ([`DeferredClose`]), and a turn handles a bounded number of events.
 
 use std::collections::HashMap;
-use std::fs::Permissions;
+use std::fs::{File, Permissions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::socket::sockopt::PeerCredentials;
 use nix::sys::socket::{Backlog, UnixAddr, getsockopt};
 use nix::unistd::{Gid, chown};
 
+use super::attach::listener_pid;
 use super::handshake::{Incoming, Message, Refusal, Socket};
+use super::relays::SharedSocket;
 use super::stale::sweep;
 use crate::backend::bound::BoundSocket;
 use crate::backend::set_option;
+use crate::backend::shm::{ShmSettings, Uplink};
 use crate::backend::unix::{DeferredClose, has_close_backlog};
-use crate::error::OpenError;
+use crate::error::{OPEN_FILES, OpenError};
 use crate::port::Station;
 
 /// Most connections of one user, whether they have sent a request or not.
 pub const CLIENTS_MAX: usize = 255;
+/// Most connections of processes of the switch's own user: as many as its segment may have members.
+const OWN_CLIENTS_MAX: usize = 1024;
 /// Socket option that permits received descriptors; Linux 6.16 and later.
 const SO_PASSRIGHTS: libc::c_int = 83;
 /// Most connections accepted, and most epoll events handled, per call of [`Listener::poll`].
@@ -35,10 +43,10 @@ const ACCEPTS_MAX: usize = 4;
 const EVENTS_MAX: usize = 16;
 /// Interval at which the socket's file is touched.
 const TOUCH_EVERY: Duration = Duration::from_secs(5);
-/// Epoll data of the listening socket, and of the switch's other descriptors. Connections have
-/// numbers from 1.
-const LISTENER: u64 = 0;
+/// Epoll data of the switch's other descriptors. Listening sockets have their index, connections
+/// have numbers from [`FIRST_CLIENT`].
 pub(super) const NOT_A_CLIENT: u64 = u64::MAX;
+const FIRST_CLIENT: u64 = 16;
 
 /// The users that a switch serves besides its own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -54,17 +62,65 @@ pub enum ServedUsers {
     Group(u32),
 }
 
-/// The listening socket and its connections.
-pub(super) struct Listener {
+/// The socket for processes of the switch's own user, beside its segment. Its owner alone may be
+/// the switch, whatever layout segments have.
+pub struct OwnSocket {
+    socket: BoundSocket,
+    path: PathBuf,
+    /// Whether the segment was of another build, and was removed.
+    pub(super) has_replaced: bool,
+}
+
+impl OwnSocket {
+    /// Listens at the socket of the switch of `segment`, and removes a segment of another layout:
+    /// its members are then served through their connections.
+    ///
+    /// # Errors
+    /// [`OpenError`]: [`OpenError::HasSwitch`] if a switch runs; nothing is left behind.
+    pub fn bind(segment: &ShmSettings) -> Result<Self, OpenError> {
+        let path = segment.switch_socket();
+        let os = |e: io::Error| OpenError::os("cannot serve processes at", &path, e, "");
+        let address = UnixAddr::new(&path).map_err(|e| os(e.into()))?;
+        let socket = BoundSocket::bind(&address).map_err(|e| match listener_pid(&path) {
+            Some(pid) if e == Errno::EADDRINUSE => {
+                OpenError::HasSwitch { path: segment.path(), pid }
+            }
+            _ => os(e.into()),
+        })?;
+        std::fs::set_permissions(&path, Permissions::from_mode(0o600)).map_err(os)?;
+        listen(&socket).map_err(|e| os(e.into()))?;
+        sweep(&path, &segment.file_prefix());
+        let has_replaced = segment.remove_other_version()?;
+        Ok(Self { socket, path, has_replaced })
+    }
+}
+
+/// Lets processes connect, which can hand over no descriptors.
+fn listen(socket: &BoundSocket) -> Result<(), Errno> {
+    // Connections inherit it. An older kernel accepts descriptors, which are then closed by another
+    // thread: a user whose descriptors close slowly can delay new connections of all.
+    let _ = set_option(socket.fd(), libc::SOL_SOCKET, SO_PASSRIGHTS, &0_i32);
+    socket.listen(Backlog::MAXCONN)
+}
+
+/// A listening socket.
+struct Entrance {
     socket: BoundSocket,
     served: ServedUsers,
     /// Most connections of each user.
     per_user: usize,
+    /// Whether its processes may join the switch's own segment.
+    is_own: bool,
+}
+
+/// The listening sockets and their connections.
+pub(super) struct Listener {
+    entrances: Vec<Entrance>,
     connections: HashMap<u64, Connection>,
-    last_client: u64,
-    /// Too many descriptors wait to be closed: the listening socket is out of the epoll.
+    next_client: u64,
+    /// Too many descriptors wait to be closed: the listening sockets are out of the epoll.
     is_paused: bool,
-    /// When the socket was last [touched](BoundSocket::touch).
+    /// When the sockets were last [touched](BoundSocket::touch).
     touched: Instant,
     /// The user that connecting processes count as: a test program has one user.
     #[cfg(test)]
@@ -72,9 +128,10 @@ pub(super) struct Listener {
 }
 
 struct Connection {
-    socket: DeferredClose<Socket>,
+    socket: SharedSocket,
     uid: u32,
     pid: u32,
+    is_own: bool,
     has_requested: bool,
 }
 
@@ -94,19 +151,58 @@ pub(super) struct AttachRequest {
     /// In this pid namespace; 0 if the process is not visible here.
     pub(super) pid: u32,
     pub(super) station: Option<Station>,
+    /// Version of the layout of its segments.
+    pub(super) version: u64,
+    /// Whether it may join the switch's own segment.
+    pub(super) is_own: bool,
+}
+
+/// What a station is granted.
+pub(super) enum Grant {
+    /// A segment under this address.
+    Segment(Station, File),
+    /// The switch's own segment.
+    Named,
+    /// Its connection, for frames under this address.
+    Relayed(Station, Uplink),
 }
 
 impl Listener {
-    /// Makes the socket, and its directory if there is none.
+    pub(super) fn new() -> Self {
+        Self {
+            entrances: Vec::new(),
+            connections: HashMap::new(),
+            next_client: FIRST_CLIENT,
+            is_paused: false,
+            touched: Instant::now(),
+            #[cfg(test)]
+            test_uid: None,
+        }
+    }
+
+    /// Serves processes of the switch's own user at `own`.
+    ///
+    /// # Errors
+    /// [`OpenError`]; nothing is left behind.
+    pub(super) fn add_own(&mut self, own: OwnSocket, epoll: &Epoll) -> Result<(), OpenError> {
+        let OwnSocket { socket, path, .. } = own;
+        let per_user = OWN_CLIENTS_MAX;
+        let entrance = Entrance { socket, served: ServedUsers::None, per_user, is_own: true };
+        self.add(entrance, &path, epoll)
+    }
+
+    /// Makes the socket for processes of all users that are served, and its directory if there is
+    /// none.
     ///
     /// # Errors
     /// [`OpenError`]; nothing is left behind.
     pub(super) fn open(
+        &mut self,
         path: &Path,
         served: ServedUsers,
         per_user: usize,
         epoll: &Epoll,
-    ) -> Result<Self, OpenError> {
+    ) -> Result<(), OpenError> {
         let hint = "; start the switch as root, or have root make the directory for this user";
         let os = |e: io::Error| OpenError::os("cannot serve other users at", path, e, hint);
         if let Some(dir) = path.parent().filter(|dir| !dir.exists()) {
@@ -115,18 +211,7 @@ impl Listener {
         }
         let address = UnixAddr::new(path).map_err(|e| os(e.into()))?;
         let socket = BoundSocket::bind(&address).map_err(|e| os(e.into()))?;
-        let listener = Self {
-            socket,
-            served,
-            per_user: per_user.min(CLIENTS_MAX),
-            connections: HashMap::new(),
-            last_client: 0,
-            is_paused: false,
-            touched: Instant::now(),
-            #[cfg(test)]
-            test_uid: None,
-        };
-        let mode = match listener.served {
+        let mode = match served {
             ServedUsers::Group(gid) => {
                 chown(path, None, Some(Gid::from_raw(gid))).map_err(|e| os(e.into()))?;
                 0o660
@@ -134,74 +219,154 @@ impl Listener {
             _ => 0o666,
         };
         std::fs::set_permissions(path, Permissions::from_mode(mode)).map_err(os)?;
-        // Connections inherit it. An older kernel accepts descriptors, which are then closed by
-        // another thread: a user whose descriptors close slowly can delay new connections of all.
-        let _ = set_option(listener.socket.fd(), libc::SOL_SOCKET, SO_PASSRIGHTS, &0_i32);
         // Last: nobody can connect before the mode is set.
-        listener.socket.listen(Backlog::MAXCONN).map_err(|e| os(e.into()))?;
-        listener.watch_socket(epoll).map_err(|e| os(e.into()))?;
-        sweep(path);
-        Ok(listener)
+        listen(&socket).map_err(|e| os(e.into()))?;
+        let per_user = per_user.min(CLIENTS_MAX);
+        self.add(Entrance { socket, served, per_user, is_own: false }, path, epoll)?;
+        sweep(path, "");
+        Ok(())
     }
 
-    /// Lets new connections wake the switch.
-    fn watch_socket(&self, epoll: &Epoll) -> nix::Result<()> {
-        epoll.add(self.socket.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, LISTENER))
+    /// Lets new connections at a listening socket wake the switch.
+    fn add(&mut self, entrance: Entrance, path: &Path, epoll: &Epoll) -> Result<(), OpenError> {
+        let no_epoll = |e| OpenError::os("cannot watch", path, e, OPEN_FILES);
+        assert!((self.entrances.len() as u64) < FIRST_CLIENT);
+        entrance.watch(self.entrances.len(), epoll).map_err(no_epoll)?;
+        self.entrances.push(entrance);
+        Ok(())
     }
 
     /// Accepts connections and returns the events since the last call, at most [`EVENTS_MAX`].
     pub(super) fn poll(&mut self, epoll: &Epoll) -> Vec<Event> {
         if self.is_paused && !has_close_backlog() {
-            self.is_paused = self.watch_socket(epoll).is_err();
+            // A socket that is watched already says so by an error.
+            for (i, entrance) in self.entrances.iter().enumerate() {
+                let _ = entrance.watch(i, epoll);
+            }
+            self.is_paused = false;
         }
         if self.touched.elapsed() >= TOUCH_EVERY {
             self.touched = Instant::now();
-            self.socket.touch();
+            self.entrances.iter().for_each(|entrance| entrance.socket.touch());
         }
         let mut ready = [EpollEvent::empty(); EVENTS_MAX];
         let count = epoll.wait(&mut ready, EpollTimeout::ZERO).unwrap_or(0);
         let mut events = Vec::new();
         for event in &ready[..count] {
             match event.data() {
-                LISTENER => self.accept(epoll),
                 NOT_A_CLIENT => {}
+                i if i < FIRST_CLIENT => self.accept(i as usize, epoll),
                 client => events.extend(self.read_request(client)),
             }
         }
         events
     }
 
-    fn accept(&mut self, epoll: &Epoll) {
+    /// Accepts connections at listening socket `i`.
+    fn accept(&mut self, i: usize, epoll: &Epoll) {
         if has_close_backlog() {
             tracing::warn!(
                 "connections of other users take long to close: nobody new is let in until they do"
             );
-            self.is_paused = epoll.delete(self.socket.as_fd()).is_ok();
+            for entrance in &self.entrances {
+                let _ = epoll.delete(entrance.socket.as_fd());
+            }
+            self.is_paused = true;
             return;
         }
         for _ in 0..ACCEPTS_MAX {
+            let entrance = &self.entrances[i];
             // Without a free descriptor new connections wait; existing ones go on.
-            let Some(fd) = self.socket.accept() else { return };
+            let Some(fd) = entrance.socket.accept() else { return };
             let socket = DeferredClose::new(Socket::own(fd));
             let Ok(peer) = getsockopt(&socket.0, PeerCredentials) else { continue };
             let (uid, pid) = (peer.uid(), u32::try_from(peer.pid()).unwrap_or(0));
             #[cfg(test)]
-            let uid = self.test_uid.unwrap_or(uid);
-            let refusal =
-                if self.serves(uid) { self.check_quota(uid) } else { Some(Refusal::UserNotServed) };
-            if let Some(why) = refusal {
+            let uid = self.test_uid.filter(|_| !entrance.is_own).unwrap_or(uid);
+            if let Some(why) = self.refusal(entrance, uid) {
                 socket.send(Message::Refused(why), None);
                 continue;
             }
-            self.last_client += 1;
-            let event = EpollEvent::new(EpollFlags::EPOLLIN, self.last_client);
+            let event = EpollEvent::new(EpollFlags::EPOLLIN, self.next_client);
             if epoll.add(socket.0.as_fd(), event).is_err() {
                 socket.send(Message::Refused(Refusal::NoResources), None);
                 continue;
             }
-            let connection = Connection { socket, uid, pid, has_requested: false };
-            self.connections.insert(self.last_client, connection);
+            let (socket, is_own, has_requested) = (Arc::new(socket), entrance.is_own, false);
+            let connection = Connection { socket, uid, pid, is_own, has_requested };
+            self.connections.insert(self.next_client, connection);
+            self.next_client += 1;
         }
+    }
+
+    /// Why a process of user `uid` is refused at a listening socket, if it is.
+    fn refusal(&self, entrance: &Entrance, uid: u32) -> Option<Refusal> {
+        let is_like = |of: &&Connection| of.uid == uid && of.is_own == entrance.is_own;
+        if !entrance.serves(uid) {
+            Some(Refusal::UserNotServed)
+        } else if self.connections.values().filter(is_like).count() >= entrance.per_user {
+            Some(Refusal::TooManyStations)
+        } else {
+            None
+        }
+    }
+
+    fn read_request(&mut self, client: u64) -> Option<Event> {
+        let connection = self.connections.get_mut(&client)?;
+        match connection.socket.recv(false) {
+            Incoming::Empty => None,
+            Incoming::Message(Message::Hello { station, version }, None)
+                if !connection.has_requested =>
+            {
+                connection.has_requested = true;
+                let Connection { uid, pid, is_own, .. } = *connection;
+                Some(Event::Attach(AttachRequest { client, uid, pid, station, version, is_own }))
+            }
+            Incoming::Message(..) | Incoming::NoDescriptor | Incoming::Closed => {
+                self.remove(client);
+                Some(Event::Disconnected(client))
+            }
+        }
+    }
+
+    /// Sends the reply to a request. True if the client was admitted and the reply was sent;
+    /// otherwise the connection is closed.
+    pub(super) fn answer(&mut self, client: u64, answer: &Result<Grant, Refusal>) -> bool {
+        let Some(connection) = self.connections.get(&client) else { return false };
+        let (message, fd) = match answer {
+            Ok(Grant::Segment(station, file)) => {
+                (Message::Welcome(*station), Some(file.as_raw_fd()))
+            }
+            Ok(Grant::Named) => (Message::Named, None),
+            Ok(Grant::Relayed(station, uplink)) => (Message::Relayed(*station, *uplink), None),
+            Err(why) => (Message::Refused(*why), None),
+        };
+        let is_admitted = connection.socket.send(message, fd) && answer.is_ok();
+        if !is_admitted {
+            self.remove(client);
+        }
+        is_admitted
+    }
+
+    /// Closes a connection.
+    pub(super) fn remove(&mut self, client: u64) {
+        // Closing it takes it out of the epoll.
+        self.connections.remove(&client);
+    }
+
+    /// The socket of a connection whose messages are frames from now on. It is for the caller to
+    /// watch, also for the connection's end.
+    pub(super) fn take_over(&self, client: u64, epoll: &Epoll) -> Option<SharedSocket> {
+        let connection = self.connections.get(&client)?;
+        epoll.delete(connection.socket.0.as_fd()).ok()?;
+        Some(Arc::clone(&connection.socket))
+    }
+}
+
+impl Entrance {
+    /// Lets new connections wake the switch.
+    fn watch(&self, i: usize, epoll: &Epoll) -> nix::Result<()> {
+        epoll.add(self.socket.as_fd(), EpollEvent::new(EpollFlags::EPOLLIN, i as u64))
     }
 
     fn serves(&self, uid: u32) -> bool {
@@ -211,54 +376,5 @@ impl Listener {
             ServedUsers::All | ServedUsers::Group(_) => true,
             ServedUsers::Users(users) => is_own || users.contains(&uid),
         }
-    }
-
-    fn check_quota(&self, uid: u32) -> Option<Refusal> {
-        let count = self.connections.values().filter(|connection| connection.uid == uid).count();
-        (count >= self.per_user).then_some(Refusal::TooManyStations)
-    }
-
-    fn read_request(&mut self, client: u64) -> Option<Event> {
-        let connection = self.connections.get_mut(&client)?;
-        match connection.socket.recv(false) {
-            Incoming::Empty => None,
-            Incoming::Message(Message::Hello(station), None) if !connection.has_requested => {
-                connection.has_requested = true;
-                Some(Event::Attach(AttachRequest {
-                    client,
-                    uid: connection.uid,
-                    pid: connection.pid,
-                    station,
-                }))
-            }
-            Incoming::Message(..) | Incoming::NoDescriptor | Incoming::Closed => {
-                // Closing it takes it out of the epoll.
-                self.connections.remove(&client);
-                Some(Event::Disconnected(client))
-            }
-        }
-    }
-
-    /// Sends the reply to a request. True if the client was admitted and the reply was sent;
-    /// otherwise the connection is closed.
-    pub(super) fn answer(
-        &mut self,
-        client: u64,
-        answer: Result<(Station, impl AsRawFd), Refusal>,
-    ) -> bool {
-        let Some(connection) = self.connections.get(&client) else { return false };
-        let is_admitted = match answer {
-            Ok((station, file)) => {
-                connection.socket.send(Message::Welcome(station), Some(file.as_raw_fd()))
-            }
-            Err(why) => {
-                connection.socket.send(Message::Refused(why), None);
-                false
-            }
-        };
-        if !is_admitted {
-            self.connections.remove(&client);
-        }
-        is_admitted
     }
 }

@@ -13,7 +13,8 @@
 //! bounded number of bytes at a time.
 //!
 //! The switch has no state that a frame depends on. A restart loses the frames in its rings, which
-//! the fabric retransmits.
+//! the fabric retransmits. A process that outlives its switch may be of another build than the next
+//! one. If their segments differ in layout, its frames pass its connection ([`relays`]).
 //!
 //! # Trust
 //! A frame whose source address is not its station's is dropped. A frame's head is copied before it
@@ -33,6 +34,8 @@ mod handshake;
 mod listener;
 pub(super) mod port;
 mod reattach;
+mod relayed;
+mod relays;
 mod reserved;
 mod stale;
 
@@ -57,13 +60,15 @@ use crate::frame::{
 };
 use crate::port::{Port, PortCaps, PortCounters, PortGone, PortWaiter, Station, Tx};
 
+pub(crate) use attach::listener_pid;
 pub use attach::{RUN_DIR, socket_in};
-pub use listener::{CLIENTS_MAX, ServedUsers};
+pub use listener::{CLIENTS_MAX, OwnSocket, ServedUsers};
 pub use port::SwitchedPort;
 
 use clients::Clients;
 use forwarding::{ForwardingTable, Owner};
-use listener::{Listener, NOT_A_CLIENT};
+use listener::NOT_A_CLIENT;
+use relays::Relays;
 use reserved::Reserved;
 
 /// Frames moved at once in one direction.
@@ -106,12 +111,14 @@ pub struct StationCounters {
     pub pid: u32,
     /// Its user.
     pub uid: u32,
-    /// Ring bytes from the station: frames, length words and padding.
+    /// Ring bytes from the station: frames, length words and padding. Of a relayed one: frames.
     pub sent: u64,
     /// Ring bytes to the station, likewise.
     pub received: u64,
     /// Frames from the station, and unicast frames to it.
     pub frames: StationFrames,
+    /// Whether its frames pass a socket: its process is of a build with another segment layout.
+    pub is_relayed: bool,
 }
 
 /// Frames of one station since it joined.
@@ -134,6 +141,8 @@ struct SegmentPort {
     port: ShmPort,
     bell: shm::WakeSocket,
     uid: u32,
+    /// Stations of the user whose frames pass their connections; `None` until there is one.
+    relays: Option<Relays>,
     /// Copies made of this segment's group frames that are not yet charged to its turns, each of
     /// which pays for [`BURST`] (as in deficit round robin).
     debt: usize,
@@ -145,7 +154,41 @@ impl SegmentPort {
         let event = EpollEvent::new(EpollFlags::EPOLLIN, NOT_A_CLIENT);
         let no_socket = |e| OpenError::os(NO_WAKE_SOCKET, port.path(), e, OPEN_FILES);
         epoll.add(bell.fd(), event).map_err(no_socket)?;
-        Ok(Self { port, bell, uid, debt: 0 })
+        Ok(Self { port, bell, uid, relays: None, debt: 0 })
+    }
+
+    /// The relays, made at the first call.
+    fn relays(&mut self, frame_max: usize, epoll: &Epoll) -> Option<&mut Relays> {
+        if self.relays.is_none() {
+            self.relays = Relays::new(frame_max, epoll).ok();
+        }
+        self.relays.as_mut()
+    }
+
+    /// Receives frames, each with its sender's address: up to [`BURST`], half of which relayed
+    /// stations may have.
+    fn receive_from(&mut self, mut each: impl FnMut(u64, &RxFrame<'_>)) -> usize {
+        let relayed = match &mut self.relays {
+            Some(relays) => relays.receive_from(BURST / 2, &mut each),
+            None => 0,
+        };
+        relayed + self.port.receive_from(BURST - relayed, each)
+    }
+
+    /// As [`Port::tx`].
+    #[inline]
+    fn tx(&mut self, frame: &TxFrame<'_>) -> Result<Tx, PortGone> {
+        if let Some(relays) = &mut self.relays {
+            if frame.dst_word() & GROUP != 0 {
+                relays.tx_group(frame);
+            } else {
+                let sent = relays.tx(frame);
+                if sent != Tx::NoRoute {
+                    return Ok(sent);
+                }
+            }
+        }
+        self.port.tx(frame)
     }
 }
 
@@ -249,13 +292,26 @@ impl Switch {
     ) -> Result<(), OpenError> {
         self.isolates_users = apart;
         if clients != ServedUsers::None {
+            let all = self.clients.get_or_insert_with(Clients::new);
             // First: while the listener replaces a dead switch's socket, the record has no socket
             // beside it.
-            let reserved = Reserved::read(socket);
-            let listener = Listener::open(socket, clients, per_user, &self.epoll)?;
-            self.clients = Some(Clients::new(reserved, listener));
+            all.reserved = Some(Reserved::read(socket));
+            all.listener.open(socket, clients, per_user, &self.epoll)?;
         }
         Ok(())
+    }
+
+    /// Serves processes of its own user at `socket`: those of a build whose segments have another
+    /// layout, through their connections.
+    ///
+    /// # Errors
+    /// [`OpenError`]: the socket cannot be watched.
+    pub fn serve_own(&mut self, socket: OwnSocket) -> Result<(), OpenError> {
+        if socket.has_replaced {
+            self.segments[0].port.skip_addresses();
+        }
+        let clients = self.clients.get_or_insert_with(Clients::new);
+        clients.listener.add_own(socket, &self.epoll)
     }
 
     /// Port name of the segment of its own user, as `shm:NAME`.
@@ -294,10 +350,11 @@ impl Switch {
         let own = self.segments[0].port.stations().map(|(station, pid)| (station, pid, 0));
         let clients = self.clients.iter().flat_map(|clients| clients.stations(&self.segments));
         let of = |(station, pid, i): (Station, u32, usize)| {
-            let SegmentPort { port, uid, .. } = &self.segments[i];
-            let (received, sent) = port.traffic(station).unwrap_or_default();
-            let frames = self.forwarding.frames(station.word());
-            StationCounters { station, pid, uid: *uid, sent, received, frames }
+            let SegmentPort { port, uid, relays, .. } = &self.segments[i];
+            let relayed = relays.as_ref().and_then(|relays| relays.traffic(station));
+            let (received, sent) = relayed.or_else(|| port.traffic(station)).unwrap_or_default();
+            let (frames, is_relayed) = (self.forwarding.frames(station.word()), relayed.is_some());
+            StationCounters { station, pid, uid: *uid, sent, received, frames, is_relayed }
         };
         own.chain(clients).map(of).collect()
     }
@@ -370,11 +427,11 @@ impl Switch {
         else {
             return;
         };
-        let nic = nic.caps().station.mac;
+        let (nic, frame_max) = (nic.caps().station.mac, self.frame_max);
         if clients.process_events(
             segments,
             epoll,
-            &clients::SegmentTemplate { settings, uplink: *uplink, nic },
+            &clients::SegmentTemplate { settings, uplink: *uplink, nic, frame_max },
         ) {
             self.next = 0;
             self.rebuild_forwarding();
@@ -443,10 +500,11 @@ impl Switch {
         let Self { segments, nic, nic_queue, local_queue, counters, forwarding, frame_max, .. } =
             self;
         let (isolates_users, is_recorded) = (self.isolates_users, self.is_recorded);
-        let SegmentPort { port, uid, debt, .. } = &mut segments[i];
+        let segment = &mut segments[i];
+        let (uid, mut debt) = (segment.uid, 0);
         let copies = forwarding.count();
         let mut gone = None;
-        let moved = port.receive_from(BURST, |sender, frame| {
+        let moved = segment.receive_from(|sender, frame| {
             let (owner, of_sender) = forwarding.lookup_mut(sender);
             // Only in the segment of the switch's own user is a station's address taken from there.
             if owner.is_some_and(|owner| owner.segment != i) {
@@ -472,7 +530,7 @@ impl Switch {
             of_sender.sent += 1;
             let out = forwarded(&head, frame);
             if let Some(to) = forwarding.owner(dst) {
-                match isolates_users && to.uid != *uid {
+                match isolates_users && to.uid != uid {
                     true => counters.unknown += 1,
                     false => enqueue(local_queue, &out),
                 }
@@ -480,7 +538,7 @@ impl Switch {
             }
             if dst & GROUP != 0 {
                 enqueue(local_queue, &out);
-                *debt += if i > 0 { copies } else { 0 };
+                debt += if i > 0 { copies } else { 0 };
             }
             if gone.is_some() {
                 return;
@@ -504,6 +562,7 @@ impl Switch {
                 Err(why) => gone = Some(why),
             }
         });
+        segment.debt += debt;
         gone.map_or(Ok(moved), Err)
     }
 
@@ -519,14 +578,14 @@ impl Switch {
                 let reached =
                     if self.isolates_users { from..from + 1 } else { 0..self.segments.len() };
                 for of in &mut self.segments[reached] {
-                    of.port.tx(&frame)?;
+                    of.tx(&frame)?;
                 }
                 self.counters.between += 1;
                 self.local_queue.drop_first();
                 continue;
             }
             let to = owner.map_or(0, |owner| owner.segment);
-            match self.segments[to].port.tx(&frame)? {
+            match self.segments[to].tx(&frame)? {
                 Tx::Sent => {
                     if self.is_recorded {
                         self.nic.show(&frame);
@@ -558,13 +617,13 @@ impl Switch {
             let out = forwarded(&head, frame);
             if owner.is_none() && dst & GROUP != 0 {
                 // Stations whose ring is full lose the frame, as on a wire.
-                segments.iter_mut().for_each(|of| drop(of.port.tx(&out)));
+                segments.iter_mut().for_each(|of| drop(of.tx(&out)));
                 counters.from_nic += 1;
                 return;
             }
             // A station not yet in the table can only be of the switch's own user.
             let to = owner.map_or(0, |owner| owner.segment);
-            match segments[to].port.tx(&out) {
+            match segments[to].tx(&out) {
                 Ok(Tx::Sent) => {
                     counters.from_nic += 1;
                     of_receiver.received += 1;

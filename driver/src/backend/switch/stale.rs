@@ -13,13 +13,15 @@ use crate::backend::bound::{inode, remove_stale};
 const FILES_MAX: usize = 16;
 
 /// Removes sockets without a listener and address records without a socket from the directory of
-/// `own`, if they are older than [`RESERVED_FOR`]. Files that cannot be removed, or not without
+/// `own`, if they are older than [`RESERVED_FOR`] and their names begin with `prefix`. Files that cannot be removed, or not without
 /// waiting, stay: `barewire doctor` reports them.
-pub(super) fn sweep(own: &Path) {
+pub(super) fn sweep(own: &Path, prefix: &str) {
     let entries = own.parent().map(std::fs::read_dir).and_then(Result::ok);
     let paths: Vec<PathBuf> = entries.into_iter().flatten().flatten().map(|e| e.path()).collect();
     let ends = |path: &&PathBuf, with| path.extension() == Some(OsStr::new(with));
-    let old = || paths.iter().filter(|path| *path != own && is_old(path));
+    let begins =
+        |path: &Path| path.file_name().is_some_and(|it| it.to_string_lossy().starts_with(prefix));
+    let old = || paths.iter().filter(|path| *path != own && begins(path) && is_old(path));
     let sockets = old().filter(|path| ends(path, "sock"));
     for (path, which) in sockets.filter_map(|path| Some((path, inode(path)?))).take(FILES_MAX) {
         if let Ok(address) = UnixAddr::new(path) {
@@ -85,7 +87,7 @@ mod tests {
         let watched = lock_name(&at("watched.sock"));
         let watched = BoundSocket::bind(&UnixAddr::new_abstract(watched.as_bytes()).unwrap());
         let begun = Instant::now();
-        sweep(&at("own.sock"));
+        sweep(&at("own.sock"), "");
         assert!(begun.elapsed() < Duration::from_millis(500), "{:?}", begun.elapsed());
         let left = std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name());
         let mut left: Vec<String> = left.map(|name| name.into_string().unwrap()).collect();

@@ -9,6 +9,7 @@ use super::*;
 use crate::port::RxSink;
 
 mod hostile;
+mod relays;
 mod users;
 
 const MTU: usize = 1500;
