@@ -534,6 +534,7 @@ mod tests {
         assert_eq!(value("barewire_waiting_operations", &[("cause", "window")]), 0.0);
         assert_eq!(value("barewire_sessions", &[("state", "open")]), 1.0);
         assert_eq!(value("barewire_switch_last_turn_timestamp_seconds", &[("pid", "14")]), 3.5);
+        assert_eq!(value("barewire_switch_relayed_stations", &[("pid", "14")]), 1.0);
         let full = [("cause", "full"), ("station_pid", "12")];
         assert_eq!(value("barewire_switch_station_dropped_frames_total", &full), 3.0);
         assert_eq!(value("barewire_unread_processes", &[]), 0.0);

@@ -66,9 +66,9 @@ impl Drop for SwitchProcess {
 
 /// Goal: an upgrade or a downgrade of the switch to a build with another segment layout, under
 /// load, fails no operation of processes that run, whatever their user, and changes no byte; near
-/// peers never notice. Method: `barewire switch` of either node is ended at random times, by kill -9
-/// or as systemd does, and started again as of the other build, while members send all to all. What
-/// the switches report says that each build served them its way.
+/// peers never notice. Method: `barewire switch` of either node is ended at random times, by
+/// kill -9 or as systemd does, and started again as of the other build, while members send all to
+/// all. What the switches report says that each build served them its way.
 #[test]
 fn switches_of_another_layout_take_over() {
     let Some(nodes) = nodes() else { return };

@@ -38,14 +38,20 @@
 //!
 //! A page that is not allocated is never touched: for want of memory that would be SIGBUS.
 
+#[cfg(debug_assertions)]
+use std::sync::LazyLock;
+
 use super::ring::slot_len;
-use super::version::version;
 use crate::board::{LEAVES, LONG_MAX, SHORT_MAX};
 
 /// "barewire" read as a little-endian number.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"barewire");
 /// Changes with every change of this file or of what its words mean.
 pub(super) const VERSION: u64 = 9;
+/// Test builds speak a layout of the version that this variable says. It differs in nothing else.
+#[cfg(debug_assertions)]
+static PRETENDED: LazyLock<Option<u64>> =
+    LazyLock::new(|| std::env::var("BAREWIRE_TEST_LAYOUT").ok()?.parse().ok());
 /// Senders in a word of a doorbell, and in a page of links.
 pub(super) const GROUP: usize = 64;
 /// Words of a doorbell.
@@ -88,6 +94,15 @@ const RING_LEN_MAX: usize = 1 << 40;
 /// Initial bytes of a ring: enough for a pair that exchanges short frames now and then. All rings
 /// of 128 members then take 254 MiB.
 const FIRST_LEN: usize = 16 << 10;
+
+/// Version of the layout that this process speaks: [`VERSION`], except in tests.
+pub(crate) fn version() -> u64 {
+    #[cfg(debug_assertions)]
+    if let Some(version) = *PRETENDED {
+        return version;
+    }
+    VERSION
+}
 
 /// The sizes of a segment, fixed when it is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -62,13 +62,13 @@ mod role;
 pub(crate) mod sealed;
 mod segment;
 mod slots;
-mod version;
 mod wait;
 
 #[cfg(test)]
 mod tests;
 
 pub(in crate::backend) use board::ShmBoard;
+pub(crate) use layout::version;
 pub(crate) use lease::AddressLease;
 pub use monitor::Monitor;
 pub(in crate::backend) use monitor::MonitorFeed;
@@ -104,7 +104,6 @@ use segment::{CLOSED, DOORBELL, RawRing, WATCH};
 use wait::{Shared, Waiter};
 
 pub(crate) use segment::FileId;
-pub(crate) use version::version;
 pub(crate) use wait::{RECHECK, WakeSocket};
 
 /// Error text for a [`WakeSocket`] that cannot be made.

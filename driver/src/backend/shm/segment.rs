@@ -327,7 +327,7 @@ pub(super) fn remove_other_version(path: &Path) -> Result<bool, OpenError> {
         let is_ours = file.metadata().is_ok_and(|meta| check_owner(path, &meta).is_ok());
         is_ours && file.read_exact_at(&mut header, 0).is_ok()
     });
-    let here = [MAGIC, super::version::version()].map(u64::to_le_bytes);
+    let here = [MAGIC, super::layout::version()].map(u64::to_le_bytes);
     if !is_read || header[..8] != here[0] || header[8..] == here[1] {
         return Ok(false);
     }
@@ -489,7 +489,7 @@ fn read_layout(file: &File, path: &Path) -> Result<Layout, OpenError> {
     let other = |found: String| OpenError::OtherVersion {
         path: path.to_owned(),
         found,
-        version: super::version::version(),
+        version: super::layout::version(),
     };
     let mut header = [0; HEADER_LEN];
     file.read_exact_at(&mut header, 0).map_err(|_| other("too short for a segment".into()))?;

@@ -137,7 +137,13 @@ impl Clients {
         };
         let client = Client { number, uid, pid, station, lease };
         if matches!(grant, Ok(Grant::Relayed(..))) {
-            tracing::warn!(uid, pid, %station, version, "a process of a build with another segment                 layout: its frames pass a socket, slower");
+            tracing::warn!(
+                uid,
+                pid,
+                %station,
+                version,
+                "a process of a build with another segment layout: its frames pass a socket, slower"
+            );
             let socket = self.listener.take_over(number, epoll);
             let of = segment_of(&client, segments).map(|i| &mut segments[i]);
             let added = of.zip(socket).is_some_and(|(of, socket)| {

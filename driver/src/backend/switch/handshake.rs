@@ -18,6 +18,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
 
 use nix::errno::Errno;
 
@@ -125,6 +126,9 @@ impl Message {
 
 /// One end of a connection, or a listening socket. A forked child does not keep it open.
 pub(super) struct Socket(pub(super) NotInChildren);
+
+/// The socket of a client at the switch.
+pub(super) type SharedSocket = Arc<DeferredClose<Socket>>;
 
 /// What a receive call found.
 pub(super) enum Incoming {

@@ -22,8 +22,7 @@ use nix::sys::socket::{Backlog, UnixAddr, getsockopt};
 use nix::unistd::{Gid, chown};
 
 use super::attach::listener_pid;
-use super::handshake::{Incoming, Message, Refusal, Socket};
-use super::relays::SharedSocket;
+use super::handshake::{Incoming, Message, Refusal, SharedSocket, Socket};
 use super::stale::sweep;
 use crate::backend::bound::BoundSocket;
 use crate::backend::set_option;
@@ -79,7 +78,8 @@ impl OwnSocket {
     /// [`OpenError`]: [`OpenError::HasSwitch`] if a switch runs; nothing is left behind.
     pub fn bind(segment: &ShmSettings) -> Result<Self, OpenError> {
         let path = segment.switch_socket();
-        let os = |e: io::Error| OpenError::os("cannot serve processes at", &path, e, "");
+        let hint = "; if it is another user's file, remove it as root";
+        let os = |e: io::Error| OpenError::os("cannot serve processes at", &path, e, hint);
         let address = UnixAddr::new(&path).map_err(|e| os(e.into()))?;
         let socket = BoundSocket::bind(&address).map_err(|e| match listener_pid(&path) {
             Some(pid) if e == Errno::EADDRINUSE => {

@@ -73,6 +73,8 @@ use reserved::Reserved;
 
 /// Frames moved at once in one direction.
 const BURST: usize = 64;
+/// Frames of a ring that take as long as the system call for a relayed one.
+const RELAYED_COST: usize = 4;
 /// Bytes of a frame that are copied before they are checked: the fabric's shortest frame, which is
 /// its Ethernet header, prologue and base.
 const HEAD_LEN: usize = FRAME_MIN;
@@ -143,8 +145,8 @@ struct SegmentPort {
     uid: u32,
     /// Stations of the user whose frames pass their connections; `None` until there is one.
     relays: Option<Relays>,
-    /// Copies made of this segment's group frames that are not yet charged to its turns, each of
-    /// which pays for [`BURST`] (as in deficit round robin).
+    /// Copies made of this segment's group frames, and the cost of relayed ones, that are not yet
+    /// charged to its turns, each of which pays for [`BURST`] (as in deficit round robin).
     debt: usize,
 }
 
@@ -166,12 +168,13 @@ impl SegmentPort {
     }
 
     /// Receives frames, each with its sender's address: up to [`BURST`], half of which relayed
-    /// stations may have.
+    /// stations may have. Those are charged to later turns.
     fn receive_from(&mut self, mut each: impl FnMut(u64, &RxFrame<'_>)) -> usize {
         let relayed = match &mut self.relays {
             Some(relays) => relays.receive_from(BURST / 2, &mut each),
             None => 0,
         };
+        self.debt += relayed * RELAYED_COST;
         relayed + self.port.receive_from(BURST - relayed, each)
     }
 

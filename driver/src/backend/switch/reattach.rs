@@ -1,12 +1,12 @@
 //! Reattachment of a station: the thread that keeps the connection to its switch.
 //!
 //! When the switch ends, the kernel closes its end of the connection. The thread, which sleeps
-//! until then, asks at the same socket until a switch answers. That one may be of another build. The
-//! thread joins the segment of the new switch, or takes the connection itself where segments have
-//! another layout, and stores the [`Attachment`] for the port to take. The new switch gets nothing
-//! but the address: it has to trust no state of the old one. Frames in the old segment or
-//! connection are lost, as on a wire. A process of the switch's own user stays in its segment, which
-//! has a name, unless it was replaced.
+//! until then, asks at the same socket until a switch answers, of this build or another. The thread
+//! joins the segment of the new switch, or takes the connection itself where segments have another
+//! layout, and stores the [`Attachment`] for the port to take. The new switch gets nothing but the
+//! address: it has to trust no state of the old one. Frames in the old segment or connection are
+//! lost, as on a wire. A process of the switch's own user stays in its segment, which has a name,
+//! unless it was replaced.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};

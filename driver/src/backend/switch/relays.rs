@@ -7,22 +7,18 @@
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;
-use std::sync::Arc;
 
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
-use super::handshake::Socket;
+use super::handshake::SharedSocket;
 use super::listener::NOT_A_CLIENT;
-use crate::backend::unix::{DeferredClose, Received, receive, send};
+use crate::backend::unix::{Received, receive, send};
 use crate::frame::{RxFrame, TxFrame};
 use crate::port::{Station, Tx};
 
 /// Connections read per call of [`Relays::receive_from`], and frames of each at least.
 const READY_MAX: usize = 8;
-
-/// The socket of a connection, which its listener has as well.
-pub(super) type SharedSocket = Arc<DeferredClose<Socket>>;
 
 /// A station.
 struct Relay {

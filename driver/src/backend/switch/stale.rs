@@ -13,8 +13,8 @@ use crate::backend::bound::{inode, remove_stale};
 const FILES_MAX: usize = 16;
 
 /// Removes sockets without a listener and address records without a socket from the directory of
-/// `own`, if they are older than [`RESERVED_FOR`] and their names begin with `prefix`. Files that cannot be removed, or not without
-/// waiting, stay: `barewire doctor` reports them.
+/// `own`, if they are older than [`RESERVED_FOR`] and their names begin with `prefix`. Files that
+/// cannot be removed, or not without waiting, stay: `barewire doctor` reports them.
 pub(super) fn sweep(own: &Path, prefix: &str) {
     let entries = own.parent().map(std::fs::read_dir).and_then(Result::ok);
     let paths: Vec<PathBuf> = entries.into_iter().flatten().flatten().map(|e| e.path()).collect();

@@ -120,7 +120,8 @@ fn a_hostile_relayed_station_harms_no_other() {
             assert_eq!(send(port, &sent), Tx::Sent);
             assert_eq!(send(&mut *bed.far, &frame(port.caps().station, FAR, 90, 1)), Tx::Sent);
         }
-        for _ in 0..2 {
+        // The flooder's user pays for its frames with turns.
+        for _ in 0..8 {
             bed.switch.turn().unwrap();
         }
         assert_eq!(drain(&mut *bed.far).len(), 2, "{round}");
