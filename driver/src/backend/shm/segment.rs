@@ -335,8 +335,11 @@ pub(super) fn remove_other_version(path: &Path) -> Result<bool, OpenError> {
         "{}: replaced, since its processes are of a build with another segment layout",
         path.display()
     );
-    std::fs::remove_file(path).map_err(|e| os("cannot remove", path, e))?;
-    Ok(true)
+    match std::fs::remove_file(path) {
+        // Its last member left meanwhile, and did it.
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(os("cannot remove", path, e)),
+        _ => Ok(true),
+    }
 }
 
 /// Removes segments beside `path` that only dead processes of this user used: their memory would
