@@ -881,6 +881,25 @@ fn a_segment_of_another_version_is_made_anew_when_nobody_lives_in_it() {
     assert_eq!(far.metadata().unwrap().nlink(), 0);
 }
 
+/// Goal: a segment of another version loses its name to a switch, and its members notice nothing;
+/// one of this version stays.
+#[test]
+fn a_segment_of_another_version_gives_way_to_a_switch() {
+    let s = small();
+    assert!(!s.remove_other_version().unwrap(), "there is none");
+    let (mut a, mut b) = (open(&s), open(&s));
+    assert!(!s.remove_other_version().unwrap() && s.path().exists());
+    let file = OpenOptions::new().write(true).open(s.path()).unwrap();
+    file.write_all_at(&(layout::VERSION + 1).to_le_bytes(), 8).unwrap();
+    assert!(s.remove_other_version().unwrap() && !s.path().exists());
+    assert_eq!(send(&mut a, b.caps().station, b"x"), Tx::Sent);
+    assert_eq!(drain(&mut b), [b"x"]);
+    let next = open(&s);
+    drop((a, b));
+    assert!(s.path().exists(), "the next one's");
+    drop(next);
+}
+
 /// Goal: a ring that was opened to who had our place before is closed, so that its sender opens one
 /// to us. Method: the words as they are when a sender is in the middle of opening one while the
 /// receiver leaves without the lock.
