@@ -49,10 +49,17 @@ const AS_USER: &str = "hugepage-setup.sh --2m 64 --bind $NIC0 $NIC1 --group user
                        as_user=$?\n\
                        $tests $as_root && exit $as_user\n";
 
-/// The tests of an 82540, an 82576 (nightly those of the first) and a vmxnet3: the other tests have
-/// run over the other two cards.
+/// The tests of a port, and those of its card: cable, failures, DPDK's testpmd at the other end.
+const PORT: &str = "frames:: processes:: switch:: msg:: matching:: rma::";
+const CARD: &str = "cable:: trouble:: testpmd::";
+/// Those of a port on a virtual function, where a switch is refused.
+const FUNCTION: &str = "frames:: processes:: msg:: matching:: rma::";
+
+/// The tests of an 82540, an 82576, its functions and a vmxnet3. Nightly they have all: the other
+/// tests have run over the other two cards.
 const E1000: &str = "frames:: processes:: cable:: trouble:: testpmd::";
 const IGB: &str = "frames:: cable:: trouble::";
+const VIRTUAL: &str = "functions:: frames:: processes:: trouble::";
 const VMXNET3: &str = "frames:: processes:: cable:: trouble:: msg:: matching:: rma::";
 
 /// Two virtual functions of the first card as the tests' NICs. The kernel drives both cards, whose
@@ -65,6 +72,7 @@ const FUNCTIONS: &str = "export VM_CARD=$NIC0 VM_WIRE=$NIC1\n\
                          echo 2 >sriov_numvfs\n\
                          export NIC0=$(basename $(readlink virtfn0))\n\
                          export NIC1=$(basename $(readlink virtfn1))\n\
+                         export BAREWIRE_TEST_PORT=\"vfio:$NIC0 vfio:$NIC1\"\n\
                          cd /data\n\
                          if [ -x /usr/bin/iproute2 ]; then export VM_IP=/usr/bin/iproute2; fi\n\
                          hugepage-setup.sh --2m 16 --bind $NIC0 $NIC1\n";
@@ -93,13 +101,16 @@ const XDP: &str = "set --\n\
 pub(crate) fn runs(program: &Path, nightly: bool) -> Vec<Run> {
     // Tests that do not depend on the port and take long in emulation.
     let long = "--skip the_models --skip mf5 --skip unexpected_messages_are_bounded";
-    let of_a_port = "frames:: processes:: switch:: msg:: matching:: rma::";
+    let tests = |usual: &str, all: &str| {
+        let tests = if nightly { all } else { usual };
+        format!("$tests {tests} {long}\n")
+    };
+    let all = format!("{PORT} {CARD}");
     let mut by_root = Guest::with_pair("virtio", Model::Virtio.device());
-    by_root.command = format!("$tests {of_a_port} cable:: trouble:: testpmd:: {long}\n");
+    by_root.command = tests(&all, &all);
     by_root.files.extend(testpmd());
     let mut by_user = Guest::with_pair("e1000e", Model::E1000e.device());
-    by_user.command =
-        format!("as_user='{of_a_port} {long}'\nas_root='cable:: trouble:: testpmd::'\n{AS_USER}");
+    by_user.command = format!("as_user='{PORT} {long}'\nas_root='{CARD}'\n{AS_USER}");
     by_user.files.extend(testpmd());
     // The 82574's driver with another chip: the layers above the port were tested with the 82574.
     let mut e1000 = Guest::with_pair("e1000", Model::E1000.device());
@@ -107,15 +118,15 @@ pub(crate) fn runs(program: &Path, nightly: bool) -> Vec<Run> {
         [("e1000-82544gc", 3), ("e1000-82545em", 4)]
             .map(|(device, station)| Nic { cable: Cable::Hub(1), ..Nic::on_hub(device, station) }),
     );
-    e1000.command = format!("$tests {E1000} {long}\n");
+    e1000.command = tests(E1000, &all);
     e1000.files.extend(testpmd());
     // The same driver with the other descriptor format and several queues.
     let mut igb = Guest::with_pair("igb", Model::Igb.device());
-    let tests = if nightly { E1000 } else { IGB };
-    igb.command = format!("$tests {tests} {long}\n");
+    igb.command = tests(IGB, &all);
     igb.files.extend(testpmd());
     let mut vmxnet3 = Guest::with_pair("vmxnet3", Model::Vmxnet3.device());
-    vmxnet3.command = format!("$tests {VMXNET3} {long}\n");
+    // DPDK's driver has a vmxnet3 read address 0, which the IOMMU refuses.
+    vmxnet3.command = tests(VMXNET3, &format!("{VMXNET3} switch::"));
     let virtio = Model::Virtio.device();
     let mut wrong = Guest::with_pair("refusals", virtio);
     wrong.iova_bits = 39;
@@ -128,13 +139,8 @@ pub(crate) fn runs(program: &Path, nightly: bool) -> Vec<Run> {
     wrong.command = "$tests refusals:: setup:: kernel:: frames::every_length\n".to_owned();
     let mut planted = Guest::with_pair("planted", virtio);
     planted.command = "export VM_PLANTED=1\n$tests planted::\n".to_owned();
-    let mut remapping = Guest::with_pair("remapping", virtio);
-    remapping.intremap = false;
-    remapping.command = "export VM_NO_REMAPPING=1\n\
-                         $tests refusals::a_machine_without_interrupt_remapping\n"
-        .to_owned();
     // The longest come first, so that none runs alone at the end.
-    let guests = [
+    let mut guests = vec![
         xdp(nightly),
         zero_copy(),
         by_root,
@@ -142,22 +148,53 @@ pub(crate) fn runs(program: &Path, nightly: bool) -> Vec<Run> {
         e1000,
         igb,
         wrong,
-        functions(),
+        functions(&tests(VIRTUAL, &format!("{VIRTUAL} {FUNCTION}"))),
         kernels(),
         vmxnet3,
-        remapping,
+        without_remapping(),
         planted,
     ];
-    let runs = guests.map(|guest| {
+    if nightly {
+        guests.splice(0..0, by_users(long));
+    }
+    let runs = guests.into_iter().map(|guest| {
         let mut guest = with_setup(guest);
         guest.files.push((program.to_owned(), "usr/bin/vfio-tests".to_owned()));
         let nightly = if nightly { "export BAREWIRE_NIGHTLY=1\n" } else { "" };
         guest.command = format!("{TESTS}{nightly}{}", guest.command);
         // Far above the usual duration.
-        guest.limit = Duration::from_secs(if nightly.is_empty() { 360 } else { 480 });
+        guest.limit = Duration::from_secs(if nightly.is_empty() { 360 } else { 900 });
         Run { is_planted: guest.name == "planted", guest }
     });
-    runs.into()
+    runs.collect()
+}
+
+/// The guest whose interrupts are not remapped.
+fn without_remapping() -> Guest {
+    let mut guest = Guest::with_pair("remapping", Model::Virtio.device());
+    guest.intremap = false;
+    guest.command = "export VM_NO_REMAPPING=1\n\
+                     $tests refusals::a_machine_without_interrupt_remapping\n"
+        .to_owned();
+    guest
+}
+
+/// The guests in which an ordinary user runs what others run over a virtio-net and an 82574, over
+/// the other cards and over virtual functions.
+fn by_users(long: &str) -> [Guest; 4] {
+    let as_user = |mut guest: Guest, prepared: &str, tests: &str| {
+        guest.name.push_str("-user");
+        guest.command =
+            format!("{prepared}as_user='{tests} {long}'\nas_root=frames::every_length\n{AS_USER}");
+        guest
+    };
+    let of_a_pair = |name, model: Model| as_user(Guest::with_pair(name, model.device()), "", PORT);
+    [
+        of_a_pair("igb", Model::Igb),
+        as_user(functions(""), FUNCTIONS, FUNCTION),
+        of_a_pair("e1000", Model::E1000),
+        of_a_pair("vmxnet3", Model::Vmxnet3),
+    ]
 }
 
 /// The guest in which the kernel drives a pair of cards of three kinds each, for the port `xdp`.
@@ -213,14 +250,15 @@ fn on_own_hub(hub: u16, model: Model) -> [Nic; 2] {
     [1, 2].map(|n| Nic { cable: Cable::Hub(hub), ..Nic::on_hub(model.device(), 2 * hub + n) })
 }
 
-/// The guest with the kernel's driver on a card and barewire's on its virtual functions.
-fn functions() -> Guest {
+/// The guest with the kernel's driver on a card and barewire's on its virtual functions, on which
+/// `command` runs.
+fn functions(command: &str) -> Guest {
     let mut guest = Guest::with_pair("functions", Model::Igb.device());
     guest.kernel = Flavour::Full;
     guest.bind = false;
     guest.modules = vec!["igb", "af_packet"];
     guest.files.extend(iproute2());
-    guest.command = format!("{FUNCTIONS}$tests functions:: processes:: frames:: trouble::\n");
+    guest.command = format!("{FUNCTIONS}{command}");
     guest
 }
 
