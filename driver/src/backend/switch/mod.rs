@@ -14,7 +14,7 @@
 //!
 //! The switch has no state that a frame depends on. A restart loses the frames in its rings, which
 //! the fabric retransmits. A process that outlives its switch may be of another build than the next
-//! one. If their segments differ in layout, its frames pass its connection ([`relays`]).
+//! one. If their segments differ in layout, its frames pass its connection (`relays`).
 //!
 //! # Trust
 //! A frame whose source address is not its station's is dropped. A frame's head is copied before it
